@@ -1,0 +1,130 @@
+"""One forward's attention: new tokens of several sessions, each over its own segments.
+
+Sessions are packed one after another into a single row of tokens, so a prefill chunk of one and a decode token of
+another share every matrix product; only attention looks at them one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from tenure.cache.rows import RowSegment, Segment
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Attention mass a policy asks for.
+
+    Args:
+        window: the last so many queries of a chunk; 0 takes all.
+        reduce: how query heads are joined into one score a slot.
+    """
+
+    window: int
+    reduce: Literal["max", "mean"]
+
+
+@dataclass
+class Work:
+    """The part of one session in a forward.
+
+    Args:
+        rows: where new tokens are appended.
+        start: first column of the session in the pack.
+        stop: behind its last column.
+        frozen: further segments, which every new token sees.
+        statistics: what to collect, or None.
+        groups: 1 or the number of layers: granularity of the kept sets.
+        mass: ``[groups, rows + new]`` fp32, filled by the forward; None without statistics.
+    """
+
+    rows: RowSegment
+    start: int
+    stop: int
+    frozen: Sequence[Segment] = ()
+    statistics: Statistics | None = None
+    groups: int = 1
+    mass: Tensor | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.statistics is not None:
+            self.mass = torch.zeros(
+                self.groups, self.rows.rows + self.stop - self.start, device=self.rows.layout.device
+            )
+
+
+@dataclass(frozen=True)
+class Forward:
+    """Everything the attention function needs for one forward of the model.
+
+    Args:
+        work: the sessions, in pack order.
+        cos: ``[T, r/2]`` fp32 at the rotary positions of the pack's new tokens.
+        sin: like ``cos``.
+        kernels: the kernel module of the device.
+        scale: factor on the logits.
+    """
+
+    work: Sequence[Work]
+    cos: Tensor
+    sin: Tensor
+    kernels: ModuleType
+    scale: float
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Append the new keys and values of a layer and attend.
+
+        Args:
+            layer: which layer.
+            q: unrotated queries ``[H, T, D]``.
+            k: unrotated keys ``[G, T, D]``.
+            v: values ``[G, T, D]``.
+
+        Returns:
+            ``[T, H, D]``.
+        """
+        heads, total, dim = q.shape
+        kv_heads = k.shape[0]
+        rotated_q = self.kernels.rotate(q, self.cos, self.sin).view(kv_heads, heads // kv_heads, total, dim)
+        rotated_k = self.kernels.rotate(k, self.cos, self.sin)
+        out = q.new_empty(total, heads, dim)
+        for work in self.work:
+            part = slice(work.start, work.stop)
+            work.rows.append(layer, k[:, part], v[:, part], rotated_k[:, part])
+            one = self._session(layer, work, rotated_q[:, :, part])
+            out[part] = one.reshape(heads, work.stop - work.start, dim).transpose(0, 1)
+        return out
+
+    def _session(self, layer: int, work: Work, q: Tensor) -> Tensor:
+        rows, new = work.rows.rows, work.stop - work.start
+        keys, values = work.rows.keys(layer, rows + new), work.rows.values[layer, :, : rows + new]
+        mass: Tensor | None = None
+        if new == 1 and not work.frozen:
+            out, _, mass = self.kernels.decode(q, keys, values, scale=self.scale)
+        else:
+            parts = [segment.attend(layer, q, scale=self.scale) for segment in work.frozen]
+            if rows:
+                parts.append(
+                    self.kernels.attend(q, keys[:, :rows], values[:, :rows], causal=False, scale=self.scale)
+                )
+            parts.append(
+                self.kernels.attend(q, keys[:, rows:], values[:, rows:], causal=True, scale=self.scale)
+            )
+            out, lse = self.kernels.merge(parts)
+            if work.statistics is not None:
+                window = min(work.statistics.window or new, new)
+                mass = self.kernels.attention_mass(
+                    q[:, :, new - window :], keys, lse[:, :, new - window :], scale=self.scale
+                )
+        if work.statistics is not None and mass is not None and work.mass is not None:
+            joined = mass.flatten(0, 1)
+            joined = joined.amax(0) if work.statistics.reduce == "max" else joined.mean(0)
+            share = 1.0 if work.groups > 1 else 1.0 / work.rows.layout.layers
+            work.mass[layer % work.groups].add_(joined, alpha=share)
+        return out

@@ -1,0 +1,170 @@
+"""``RowSegment``: the appendable, evictable part of a session's cache, on one slab allocated once.
+
+Rows are the same in number for every layer and kv head and lie in logical order. Which token a row holds may
+differ between layers; the ledger knows. Keys are raw; the rotated copy is derived from them and rebuilt whenever
+positions change, so no rounding ever compounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tenure.errors import IntegrityError
+
+CosSin = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Positions ``[...]`` to cosines and sines ``[..., r/2]``, fp32."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Shape of a model's keys and values: ``layers`` x ``kv_heads`` x rows x ``head_dim``."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's keys and values in all layers: what an unbounded cache grows by."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+
+class Segment(Protocol):
+    """A block of cached keys and values that queries can attend to."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated."""
+
+    def attend(self, layer: int, q: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
+        """Attention of ``[G, g, n, D]`` rotated queries over the whole segment, and its log-sum-exp."""
+
+
+class RowSegment:
+    """Raw keys, values and a rotated copy of the keys, on a fixed slab.
+
+    Args:
+        layout: the model's shape.
+        capacity: slots a (layer, kv head).
+        positions: ``[layers or 1, capacity]``, the ledger's rotary positions, shared and read only here.
+        cos_sin: angles of positions.
+        kernels: the kernel module of the device.
+        copy: keep the rotated copy; otherwise keys are rotated whenever they are read.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        capacity: int,
+        positions: Tensor,
+        cos_sin: CosSin,
+        kernels: ModuleType,
+        *,
+        copy: bool = True,
+    ) -> None:
+        self.layout = layout
+        self.capacity = capacity
+        self.rows = 0
+        self._positions = positions
+        self._cos_sin = cos_sin
+        self._kernels = kernels
+        shape = (layout.layers, layout.kv_heads, capacity, layout.head_dim)
+        self.raw = torch.zeros(shape, dtype=layout.dtype, device=layout.device)
+        self.values = torch.zeros_like(self.raw)
+        self.rotated = torch.zeros_like(self.raw) if copy else None
+
+    def _tensors(self) -> list[Tensor]:
+        return [self.raw, self.values] if self.rotated is None else [self.raw, self.values, self.rotated]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated, the rotated copy included."""
+        return sum(tensor.nbytes for tensor in self._tensors())
+
+    def append(self, layer: int, k: Tensor, v: Tensor, rotated: Tensor) -> None:
+        """Write the rows of new tokens behind the committed ones; they count only once committed.
+
+        Args:
+            layer: which layer.
+            k: raw keys ``[G, n, D]``.
+            v: values ``[G, n, D]``.
+            rotated: the keys at their positions ``[G, n, D]``.
+        """
+        rows = slice(self.rows, self.rows + k.shape[1])
+        if rows.stop > self.capacity:
+            raise IntegrityError(f"{rows.stop} rows do not fit a slab of {self.capacity}")
+        self.raw[layer, :, rows] = k
+        self.values[layer, :, rows] = v
+        if self.rotated is not None:
+            self.rotated[layer, :, rows] = rotated
+
+    def commit(self, count: int) -> None:
+        """Count ``count`` rows that every layer has appended."""
+        self.rows += count
+
+    def keys(self, layer: int, stop: int) -> Tensor:
+        """Rotated keys of the first ``stop`` rows, ``[G, stop, D]``; a view where the copy is kept."""
+        if self.rotated is not None:
+            return self.rotated[layer, :, :stop]
+        cos, sin = self._cos_sin(self._positions[layer % len(self._positions), :stop])
+        return self._kernels.rotate(self.raw[layer, :, :stop], cos, sin)
+
+    def attend(self, layer: int, q: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
+        """See :class:`Segment`."""
+        return self._kernels.attend(
+            q, self.keys(layer, self.rows), self.values[layer, :, : self.rows], causal=False, scale=scale
+        )
+
+    def keep(self, index: Tensor, *, poison: bool = False) -> None:
+        """Keep the rows ``index`` ``[layers or 1, kept]``, ascending, and free the rest.
+
+        Args:
+            index: row numbers, one kept set a layer or one for all.
+            poison: fill freed rows with NaN, so that a read of one shows in the output.
+        """
+        kept = index.shape[1]
+        for layer in range(self.layout.layers):
+            rows = index[layer % len(index)]
+            # Rows before the first gap do not move.
+            fixed = int((rows == torch.arange(kept, device=rows.device)).sum())
+            for tensor in self._tensors():
+                if fixed < kept:
+                    tensor[layer, :, fixed:kept] = tensor[layer].index_select(1, rows[fixed:])
+                if poison:
+                    tensor[layer, :, kept:] = float("nan")
+        self.rows = kept
+
+    def renumber(self) -> None:
+        """Rebuild the rotated copy after the ledger's positions have changed."""
+        if self.rotated is None:
+            return
+        for layer in range(self.layout.layers):
+            cos, sin = self._cos_sin(self._positions[layer % len(self._positions), : self.rows])
+            self.rotated[layer, :, : self.rows] = self._kernels.rotate(
+                self.raw[layer, :, : self.rows], cos, sin
+            )
+
+    def grow(self, capacity: int, positions: Tensor) -> None:
+        """Move to a larger slab; only for sessions without a budget."""
+        extra = capacity - self.capacity
+        self.raw, self.values, *rest = (torch.nn.functional.pad(t, (0, 0, 0, extra)) for t in self._tensors())
+        self.rotated = rest[0] if rest else None
+        self.capacity = capacity
+        self._positions = positions
+
+    def clone(self, positions: Tensor) -> RowSegment:
+        """An independent copy of the slab that reads its positions from ``positions``."""
+        copy = RowSegment.__new__(RowSegment)
+        copy.__dict__.update(self.__dict__)
+        copy.raw, copy.values = self.raw.clone(), self.values.clone()
+        copy.rotated = None if self.rotated is None else self.rotated.clone()
+        copy._positions = positions
+        return copy

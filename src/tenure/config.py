@@ -1,0 +1,166 @@
+"""Options of the engine and of a session: frozen dataclasses, checked when they are made.
+
+The command line, the environment (``TENURE_BUDGET=1024``) and a TOML file map onto the same fields.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from tenure.errors import ConfigError
+
+Granularity = Literal["session", "layer"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """What one loaded model needs.
+
+    Args:
+        dtype: ``auto`` (bf16 where the device computes in it, else fp32), ``bf16``, ``fp16`` or ``fp32``.
+        device: a torch device.
+        threads: CPU threads; None leaves torch's choice.
+        executor: ``fused`` runs a family's layers with joined projections, ``transformers`` the stock
+            forward; ``auto`` takes ``fused`` where the family has one.
+        rotate: ``copy`` keeps a rotated copy of the keys beside the raw ones (fast decode, half again the
+            memory), ``read`` rotates whenever keys are read.
+    """
+
+    dtype: str = "auto"
+    device: str = "cpu"
+    threads: int | None = None
+    executor: Literal["auto", "fused", "transformers"] = "auto"
+    rotate: Literal["copy", "read"] = "copy"
+
+    def __post_init__(self) -> None:
+        _one_of("dtype", self.dtype, ("auto", "bf16", "fp16", "fp32"))
+        _one_of("executor", self.executor, ("auto", "fused", "transformers"))
+        _one_of("rotate", self.rotate, ("copy", "read"))
+        if self.threads is not None and self.threads < 1:
+            raise ConfigError(f"{self.threads} threads cannot run", option="threads", way_out="Give 1 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionConfig:
+    """What one session is promised.
+
+    Args:
+        budget: slots a (layer, kv head) that stay after each step; None keeps all (policy ``full`` only).
+        policy: name of a retention policy.
+        policy_options: fields of that policy.
+        positions: ``bounded``, ``logical`` or ``compact``.
+        limit: ``L`` of bounded positions; None takes the smallest power of two that is enough.
+        chunk: ``H``, tokens a forward while text is read.
+        slack: slots that decoding may use over the budget before a burst of evictions.
+        sinks: first tokens of the session that always stay.
+        granularity: one kept set for the whole session, or one a layer; None leaves it to the policy.
+    """
+
+    budget: int | None = 2048
+    policy: str = "foresight"
+    policy_options: Mapping[str, Any] = field(default_factory=dict)
+    positions: Literal["bounded", "logical", "compact"] = "bounded"
+    limit: int | None = None
+    chunk: int = 2048
+    slack: int = 128
+    sinks: int = 4
+    granularity: Granularity | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("positions", self.positions, ("bounded", "logical", "compact"))
+        if self.granularity is not None:
+            _one_of("granularity", self.granularity, ("session", "layer"))
+        for name, low in (("chunk", 1), ("slack", 1), ("sinks", 0)):
+            if getattr(self, name) < low:
+                raise ConfigError(f"{getattr(self, name)} is too small", option=name, way_out=f"Give at least {low}")
+        if self.budget is None:
+            if self.policy != "full":
+                raise ConfigError(
+                    f"policy {self.policy!r} needs a budget", option="budget", way_out="Give one, or policy 'full'"
+                )
+        elif self.policy == "full":
+            raise ConfigError(
+                "policy 'full' keeps every slot, so a budget cannot hold",
+                option="budget",
+                way_out="Leave the budget out, or name an evicting policy",
+            )
+        elif self.budget < self.sinks + 1:
+            raise ConfigError(
+                f"{self.budget} slots cannot hold {self.sinks} sinks and one more",
+                option="budget",
+                way_out=f"Give at least {self.sinks + 1}, or fewer sinks",
+            )
+        if self.positions == "bounded" and self.budget is not None and self.limit is not None:
+            need = self.budget + self.chunk + self.slack
+            if self.limit < need:
+                raise ConfigError(
+                    f"{self.limit} is below budget {self.budget} + chunk {self.chunk} + slack {self.slack} = {need}",
+                    option="limit",
+                    way_out=f"Give at least {need}, or a smaller chunk or budget",
+                )
+
+    @property
+    def position_limit(self) -> int | None:
+        """``L`` in use: positions stay below it. None where positions are not bounded."""
+        if self.positions != "bounded" or self.budget is None:
+            return None
+        need = self.budget + self.chunk + self.slack
+        return self.limit if self.limit is not None else 1 << (need - 1).bit_length()
+
+    @property
+    def capacity(self) -> int | None:
+        """Slots of the session's slab: budget + chunk + slack. None where the session keeps everything."""
+        return None if self.budget is None else self.budget + self.chunk + self.slack
+
+    @classmethod
+    def load(
+        cls, path: Path | None = None, *, env: Mapping[str, str] = os.environ, **overrides: Any
+    ) -> Self:
+        """Options from a TOML file, then ``TENURE_*`` of the environment, then arguments that are not None.
+
+        Raises:
+            ConfigError: an unknown key, or a value of the wrong type.
+        """
+        values: dict[str, Any] = {}
+        if path is not None:
+            try:
+                values.update(tomllib.loads(path.read_text(encoding="utf-8")).get("session", {}))
+            except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+                raise ConfigError(str(error), option=str(path), way_out="Give a readable TOML file") from error
+        known = {item.name: item for item in fields(cls)}
+        for name in known:
+            if (text := env.get(f"TENURE_{name.upper()}")) is not None and name != "policy_options":
+                values[name] = _number(name, text) if name in _NUMBERS else text
+        values.update({name: value for name, value in overrides.items() if value is not None})
+        if unknown := sorted(set(values) - set(known)):
+            raise ConfigError(
+                f"unknown option {unknown[0]!r}",
+                option=str(path or "session"),
+                way_out="Known: " + ", ".join(known),
+            )
+        for name in _NUMBERS & set(values):
+            if not isinstance(values[name], int) or isinstance(values[name], bool):
+                raise ConfigError(f"{values[name]!r} is not a whole number", option=name)
+        if values.get("policy") == "full" and "budget" not in overrides:
+            values["budget"] = None
+        return cls(**values)
+
+
+_NUMBERS = {"budget", "limit", "chunk", "slack", "sinks"}
+
+
+def _number(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ConfigError(f"{text!r} is not a whole number", option=f"TENURE_{name.upper()}") from error
+
+
+def _one_of(option: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ConfigError(f"{value!r} is not known", option=option, way_out="Give one of " + ", ".join(known))

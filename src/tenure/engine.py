@@ -1,0 +1,203 @@
+"""``Engine``: one model, many sessions, one forward for all of them.
+
+A step packs what each session has waiting (a chunk of text here, one sampled token there) into a single row of
+tokens. Linear layers see one matrix; attention looks at each session's own segments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tenure.cache.attend import Forward
+from tenure.config import EngineConfig, SessionConfig
+from tenure.errors import ConfigError, ModelError
+from tenure.interrupt import uninterrupted
+from tenure.kernels import kernels_for
+from tenure.memory import Device
+from tenure.models.adapter import Adapter
+from tenure.plan import Plan
+from tenure.session import Session
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+class Engine:
+    """A loaded model and the sessions that run on it.
+
+    Use :meth:`load`, or give a transformers model and its tokenizer. The engine is for one thread at a time.
+
+    Args:
+        model: ``AutoModelForCausalLM``; it is hooked, and must not be used by others from then on.
+        tokenizer: its tokenizer with a chat template, or None for raw ids only.
+        config: options.
+        name: shown in messages and results.
+    """
+
+    def __init__(
+        self, model: Any, tokenizer: Any = None, *, config: EngineConfig | None = None, name: str = "model"
+    ) -> None:
+        self.config = config or EngineConfig()
+        if self.config.threads is not None:
+            torch.set_num_threads(self.config.threads)
+        self.name = name
+        self.tokenizer = tokenizer
+        self.adapter = Adapter.attach(model, executor=self.config.executor)
+        layout = self.adapter.layout
+        self.kernels = kernels_for(layout.device)
+        self.device = Device(
+            layout=layout,
+            cos_sin=lambda positions, largest: self.adapter.rope.cos_sin(positions, largest=largest),
+            kernels=self.kernels,
+            copy=self.config.rotate == "copy",
+        )
+
+    @classmethod
+    def load(cls, model: str | Path, **options: Any) -> Engine:
+        """Load a model by name.
+
+        Args:
+            model: a name of ``tenure models list``, a folder, a GGUF file or a hub id.
+            options: fields of :class:`EngineConfig`.
+
+        Raises:
+            ModelError: it cannot be found, fetched or held in memory.
+            UnsupportedModelError: it cannot be run exactly.
+        """
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        from tenure.models.sources import check_memory, resolve
+
+        config = EngineConfig(**options)
+        device = _device(config.device)
+        dtype = compute_dtype(config.dtype, device)
+        found = resolve(str(model))
+        if device.type == "cpu":
+            check_memory(found.weight_bytes, dtype)
+        tokenizer = AutoTokenizer.from_pretrained(found.path)
+        loaded = AutoModelForCausalLM.from_pretrained(found.path, dtype=dtype)
+        return cls(loaded.to(device), tokenizer, config=config, name=str(model))
+
+    @property
+    def layout(self) -> Any:
+        """Shape of the model's keys and values."""
+        return self.adapter.layout
+
+    def session(self, config: SessionConfig | None = None, *, plan: Plan | None = None, **options: Any) -> Session:
+        """Open a session.
+
+        Args:
+            config: options; the defaults if None.
+            plan: steps of the agent's work and what they read; may also grow while the session runs.
+            options: fields of :class:`SessionConfig` that replace those of ``config``.
+
+        Raises:
+            ConfigError: an option cannot work.
+        """
+        if options.get("policy") == "full":
+            options.setdefault("budget", None)
+        try:
+            config = replace(config or SessionConfig(), **options)
+        except TypeError as error:
+            raise ConfigError(str(error), option="session") from error
+        return Session(self, config, plan or Plan())
+
+    @torch.inference_mode()
+    def step(self, sessions: Iterable[Session], *, every_logit: bool = False) -> int:
+        """One forward over what the sessions have waiting.
+
+        Args:
+            sessions: those to advance; the ones without waiting tokens are left out.
+            every_logit: give each session the logits of all its new tokens, not only of the last.
+
+        Returns:
+            Tokens computed.
+        """
+        batch = [(session, session.memory.take()) for session in sessions]
+        batch = [(session, ids) for session, ids in batch if ids]
+        if not batch:
+            return 0
+        work, positions, wanted, start, largest = [], [], [], 0, 0
+        for session, ids in batch:
+            memory = session.memory
+            memory.prepare(len(ids))
+            work.append(memory.work(start, len(ids)))
+            stop = start + len(ids)
+            first = memory.ledger.next_position
+            positions.append(torch.arange(first, first + len(ids)))
+            largest = max(largest, first + len(ids))
+            if every_logit:
+                wanted += range(start, stop)
+            elif memory.waiting == len(ids):
+                wanted.append(stop - 1)
+            start = stop
+        logits = self._forward([ids for _, ids in batch], work, torch.cat(positions), largest, wanted)
+        offset = 0
+        with uninterrupted():
+            for (session, ids), part in zip(batch, work, strict=True):
+                rows = len(ids) if every_logit else int(session.memory.waiting == len(ids))
+                session.advance(part, logits[offset : offset + rows])
+                offset += rows
+        return start
+
+    def _forward(
+        self, ids: Sequence[Sequence[int]], work: Sequence[Any], positions: Tensor, largest: int, wanted: list[int]
+    ) -> Tensor:
+        device = self.layout.device
+        cos, sin = self.adapter.rope.cos_sin(positions.to(device), largest=largest)
+        forward = Forward(work=work, cos=cos, sin=sin, kernels=self.kernels, scale=self.adapter.scale)
+        flat = torch.tensor([token for one in ids for token in one], device=device)
+        return self.adapter.forward(flat, forward, torch.tensor(wanted, dtype=torch.int64, device=device))
+
+    def drain(self, sessions: Sequence[Session]) -> None:
+        """Step until no session has tokens waiting."""
+        while self.step(sessions):
+            pass
+
+    def generate(self, sessions: Sequence[Session], **options: Any) -> list[str]:
+        """One assistant turn for each session, in one batch.
+
+        Args:
+            sessions: distinct sessions; each may have tokens waiting from ``queue``.
+            options: fields of :class:`~tenure.sampling.SamplingOptions`.
+
+        Returns:
+            The text of each turn, in order.
+        """
+        turns = [session.start_turn(**options) for session in sessions]
+        try:
+            while any(not turn.done for turn in turns):
+                self.step([turn.session for turn in turns if not turn.done])
+        finally:
+            for turn in turns:
+                turn.close()
+        return [turn.text for turn in turns]
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"{name!r} is no torch device", option="device", way_out="Give cpu or cuda") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ModelError("no CUDA device is visible", option="device", way_out="Use --device cpu")
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"{name!r} has no kernels here", option="device", way_out="Give cpu or cuda")
+    return device
+
+
+def compute_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype of weights and cache: bf16 by default where the device computes in it, fp32 otherwise."""
+    if name != "auto":
+        return _DTYPES[name]
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    known = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return torch.bfloat16 if known.get("avx512_bf16") or known.get("amx_bf16") else torch.float32

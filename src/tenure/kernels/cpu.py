@@ -1,0 +1,69 @@
+"""Attention on the CPU: torch's fused flash kernel, which gives the log-sum-exp that segments are merged by.
+
+The kernel takes keys and values with a zero stride over the query heads of a group, so nothing is repeated in
+memory. The naive reference beside it has the same signatures.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tenure.kernels.reference import merge, rotate
+
+__all__ = ["attend", "attention_mass", "decode", "merge", "rotate"]
+
+_BLOCK_BYTES = 32 * 2**20
+"""Upper limit of one block of attention statistics."""
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """See :func:`tenure.kernels.reference.attend`."""
+    groups = q.shape[1]
+    heads = (k.shape[0], groups, k.shape[1], k.shape[2])
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k[:, None].expand(heads), v[:, None].expand(heads), 0.0, causal, scale=scale
+    )
+    return out, lse
+
+
+def decode(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Attention of one query, which sees every key, with its probabilities.
+
+    Two batched products beat the flash kernel here: it runs one thread a kv head.
+
+    Args:
+        q: ``[G, g, 1, D]``.
+        k: ``[G, m, D]``.
+        v: ``[G, m, D]``.
+        scale: factor on the logits.
+
+    Returns:
+        Output ``[G, g, 1, D]``, log-sum-exp ``[G, g, 1]`` and probabilities ``[G, g, m]`` in fp32.
+    """
+    logits = torch.bmm(q.squeeze(2), k.transpose(1, 2)).float().mul_(scale)
+    lse = logits.logsumexp(-1, keepdim=True)
+    mass = logits.sub_(lse).exp_()
+    out = torch.bmm(mass.to(v.dtype), v)
+    return out.unsqueeze(2), lse, mass
+
+
+def attention_mass(q: Tensor, k: Tensor, lse: Tensor, *, scale: float) -> Tensor:
+    """See :func:`tenure.kernels.reference.attention_mass`; blocked over keys, so that memory stays flat."""
+    heads, groups, w, _ = q.shape
+    m = k.shape[1]
+    flat = q.reshape(heads, groups * w, -1)
+    shift = lse.reshape(heads, groups * w, 1)
+    mass = torch.empty(heads, groups, m, dtype=torch.float32)
+    block = max(w, _BLOCK_BYTES // (heads * groups * w * 4))
+    for start in range(0, m, block):
+        stop = min(start + block, m)
+        logits = torch.bmm(flat, k[:, start:stop].transpose(1, 2)).float().mul_(scale)
+        part = logits.sub_(shift).exp_().view(heads, groups, w, stop - start)
+        first = max(start, m - w)
+        if first < stop:  # keys of the queries themselves: a query does not see those after it
+            column = torch.arange(first - (m - w), stop - (m - w))
+            hidden = column[None, :] > torch.arange(w)[:, None]
+            part[..., first - start :].masked_fill_(hidden, 0.0)
+        torch.sum(part, 2, out=mass[..., start:stop])
+    return mass

@@ -1,0 +1,102 @@
+"""Attention kernels in plain torch, in fp32: slow, short and the reference for every other kernel.
+
+Shapes, here and in the other kernel modules: ``G`` kv heads, ``g`` query heads a kv head, ``n`` queries,
+``m`` keys, ``D`` head size. Queries are ``[G, g, n, D]``, keys and values ``[G, m, D]``, both rotated already.
+Kernels know nothing of sessions or policies.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate ``x`` by its positions, split-half layout, in fp32.
+
+    ``y1 = x1 cos - x2 sin``, ``y2 = x2 cos + x1 sin`` (RoFormer, arXiv 2104.09864, in the half-split form of
+    Llama). Channels past the rotary size are copied (partial rotary).
+
+    Args:
+        x: ``[..., T, D]`` in any float dtype.
+        cos: ``[T, r/2]`` or broadcastable, fp32, with the attention factor already in it.
+        sin: like ``cos``.
+
+    Returns:
+        ``[..., T, D]`` in the dtype of ``x``; rounded once.
+    """
+    half = cos.shape[-1]
+    rotary = x[..., : 2 * half].float()
+    x1, x2 = rotary[..., :half], rotary[..., half:]
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    out[..., :half] = torch.addcmul(x1 * cos, x2, sin, value=-1)
+    out[..., half : 2 * half] = torch.addcmul(x2 * cos, x1, sin)
+    if 2 * half < x.shape[-1]:
+        out[..., 2 * half :] = x[..., 2 * half :]
+    return out
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """Softmax attention of one block with its log-sum-exp.
+
+    Args:
+        q: ``[G, g, n, D]``.
+        k: ``[G, m, D]``.
+        v: ``[G, m, D]``.
+        causal: query ``i`` sees keys ``0..i``; needs ``n == m``. Otherwise every query sees every key.
+        scale: factor on the logits.
+
+    Returns:
+        Output ``[G, g, n, D]`` in the dtype of ``q`` and log-sum-exp ``[G, g, n]`` in fp32.
+    """
+    logits = torch.einsum("hgnd,hmd->hgnm", q.float(), k.float()) * scale
+    if causal:
+        n = q.shape[2]
+        hidden = torch.ones(n, n, dtype=torch.bool, device=q.device).triu(1)
+        logits = logits.masked_fill(hidden, float("-inf"))
+    lse = logits.logsumexp(-1)
+    out = torch.einsum("hgnm,hmd->hgnd", (logits - lse[..., None]).exp(), v.float())
+    return out.to(q.dtype), lse
+
+
+def attention_mass(q: Tensor, k: Tensor, lse: Tensor, *, scale: float) -> Tensor:
+    """Softmax mass that each key received from a run of queries which end at the last key.
+
+    ``mass[h, j] = sum_i exp(q_i k_j * scale - lse_i)`` over the ``w`` queries, where query ``i`` stands at key
+    ``m - w + i`` and does not see the keys after itself.
+
+    Args:
+        q: ``[G, g, w, D]``, the last ``w`` queries.
+        k: ``[G, m, D]``, every key of the segment, those of the queries last.
+        lse: ``[G, g, w]`` in fp32: log-sum-exp over *all* segments.
+        scale: factor on the logits.
+
+    Returns:
+        ``[G, g, m]`` in fp32.
+    """
+    logits = torch.einsum("hgwd,hmd->hgwm", q.float(), k.float()) * scale
+    mass = (logits - lse[..., None]).exp()
+    w, m = q.shape[2], k.shape[1]
+    hidden = torch.ones(w, w, dtype=torch.bool, device=q.device).triu(1)
+    mass[..., m - w :].masked_fill_(hidden, 0.0)
+    return mass.sum(2)
+
+
+def merge(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Join the attention over disjoint key sets by their log-sum-exp.
+
+    ``lse = log sum_s exp(lse_s)``, ``out = sum_s exp(lse_s - lse) out_s``: what one softmax over all keys gives.
+
+    Args:
+        parts: at least one pair of ``out`` ``[G, g, n, D]`` and ``lse`` ``[G, g, n]``.
+
+    Returns:
+        The joined pair, the output in the dtype of the first part.
+    """
+    out, lse = parts[0]
+    for other, other_lse in parts[1:]:
+        total = torch.logaddexp(lse, other_lse)
+        share = torch.exp(other_lse - total)[..., None]
+        out = torch.lerp(out.float(), other.float(), share).to(out.dtype)
+        lse = total
+    return out, lse

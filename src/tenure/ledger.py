@@ -1,0 +1,196 @@
+"""The ledger: which token each slot holds, where it stands in rotary position, and how it scored.
+
+Three arrays that must never be mixed up: the logical index decides causality, the rotary position the angle, the
+row only where the slot lies in memory. The ledger is the one place that is asked where a token is and why.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tenure.errors import IntegrityError
+from tenure.spans import Span, SpanTable
+
+
+class Ledger:
+    """Per-slot facts of a session's ``RowSegment``.
+
+    Args:
+        groups: 1 where all layers keep the same tokens, else the number of layers.
+        capacity: slots of the slab.
+        device: where the arrays live.
+    """
+
+    def __init__(self, groups: int, capacity: int, device: torch.device) -> None:
+        self.groups = groups
+        self.capacity = capacity
+        self.rows = 0
+        self.length = 0
+        """Tokens whose KV was computed: the next logical index."""
+        self.next_position = 0
+        self.renumbers = 0
+        self.evictions = 0
+        """Tokens of the session that have no row now."""
+        self.evicted_ever = 0
+        """Rows evicted since the start; a rollback does not lower it."""
+        self.spans = SpanTable()
+        self.logical = torch.zeros(groups, capacity, dtype=torch.int64, device=device)
+        self.position = torch.zeros(groups, capacity, dtype=torch.int64, device=device)
+        self.score = torch.zeros(groups, capacity, dtype=torch.float32, device=device)
+
+    def stage(self, count: int) -> None:
+        """Write the facts of ``count`` coming tokens behind the resident ones; they count once committed."""
+        rows = slice(self.rows, self.rows + count)
+        steps = torch.arange(count, device=self.logical.device)
+        self.logical[:, rows] = self.length + steps
+        self.position[:, rows] = self.next_position + steps
+        self.score[:, rows] = 0.0
+
+    def commit(self, count: int) -> None:
+        """Count ``count`` staged tokens as resident."""
+        self.rows += count
+        self.length += count
+        self.next_position += count
+
+    @property
+    def gaps(self) -> bool:
+        """Whether renumbering would change any position."""
+        return self.next_position != self.rows
+
+    def renumber(self) -> None:
+        """Give residents the positions ``0, 1, 2, ...`` in logical order; new tokens go on behind them.
+
+        Rows are equal in number in all layers, so a recent token has the same distance to the query in each.
+        """
+        self.position[:, : self.rows] = torch.arange(self.rows, device=self.position.device)
+        self.next_position = self.rows
+        self.renumbers += 1
+
+    def keep(self, index: Tensor, reason: dict[int, str] | str) -> None:
+        """Keep the rows ``index`` ``[groups, kept]``, ascending; count what went against its spans.
+
+        Args:
+            index: row numbers that stay.
+            reason: of the loss; a dict gives it by span number, with ``budget`` for the rest.
+        """
+        lost = torch.ones(self.groups, self.rows, dtype=torch.bool, device=index.device)
+        lost.scatter_(1, index, False)
+        self._count(self.logical[:, : self.rows][lost], reason)
+        kept = index.shape[1]
+        for array in (self.logical, self.position, self.score):
+            array[:, :kept] = array.gather(1, index)
+        self.evictions += self.rows - kept
+        self.evicted_ever += self.rows - kept
+        self.rows = kept
+
+    def _count(self, logical: Tensor, reason: dict[int, str] | str) -> None:
+        if not len(self.spans) or not logical.numel():
+            return
+        counts = torch.bincount(self.span_index(logical), minlength=len(self.spans))
+        for number in counts.nonzero().flatten().tolist():
+            why = reason if isinstance(reason, str) else reason.get(number, "budget")
+            self.spans[number].evicted[why] += int(counts[number])
+
+    def span_index(self, logical: Tensor) -> Tensor:
+        """Span number of logical indices of any shape."""
+        starts = torch.tensor(self.spans.starts, device=logical.device)
+        return torch.searchsorted(starts, logical.contiguous(), right=True) - 1
+
+    def resident(self, span: Span) -> float:
+        """Share of a span's tokens that are in the cache, a mean over the groups; 1.0 for an empty span."""
+        if not len(span):
+            return 1.0
+        return self.inside(span).sum().item() / (len(span) * self.groups)
+
+    def inside(self, span: Span) -> Tensor:
+        """Which rows hold tokens of a span, ``[groups, rows]`` bool."""
+        logical = self.logical[:, : self.rows]
+        return (logical >= span.start) & (logical < span.stop)
+
+    def rotary_gap(self, span: Span) -> float | None:
+        """Mean distance in rotary position from the next token to the span's residents; None if none is left."""
+        inside = self.inside(span)
+        if not inside.any():
+            return None
+        return self.next_position - self.position[:, : self.rows][inside].double().mean().item()
+
+    def truncate(self, length: int) -> Tensor:
+        """Take back all tokens from logical index ``length`` on.
+
+        Layers may have lost different tokens, so they may be left with different numbers of rows; all are cut to
+        the smallest by dropping their lowest scores, and the loss is counted as ``rollback``.
+
+        Returns:
+            Row numbers that stay, ``[groups, kept]``, for the cache to follow.
+        """
+        logical = self.logical[:, : self.rows]
+        stays = logical < length
+        kept = int(stays.sum(1).min())
+        if self.groups == 1 or bool((stays.sum(1) == kept).all()):
+            index = torch.arange(self.rows, device=logical.device).expand_as(stays)[stays].view(self.groups, kept)
+        else:
+            rank = self.score[:, : self.rows].masked_fill(~stays, float("-inf"))
+            order = rank.sort(dim=1, descending=True, stable=True).indices[:, :kept]
+            index = order.sort(1).values
+            over = stays.scatter(1, index, False)
+            self._count(logical[over], "rollback")
+        for array in (self.logical, self.position, self.score):
+            array[:, :kept] = array.gather(1, index)
+        self.rows, self.length, self.evictions = kept, length, length - kept
+        self.spans.truncate(length)
+        # Positions of what stays are kept: going on right behind the largest can meet none of them.
+        self.next_position = int(self.position[:, :kept].max()) + 1 if kept else 0
+        return index
+
+    def grow(self, capacity: int) -> None:
+        """Make room for ``capacity`` slots."""
+        extra = capacity - self.capacity
+        self.logical, self.position, self.score = (
+            torch.nn.functional.pad(array, (0, extra)) for array in (self.logical, self.position, self.score)
+        )
+        self.capacity = capacity
+
+    def clone(self) -> Ledger:
+        """An independent copy."""
+        copy = Ledger.__new__(Ledger)
+        copy.__dict__.update(self.__dict__)
+        copy.spans = self.spans.clone()
+        copy.logical, copy.position, copy.score = (
+            array.clone() for array in (self.logical, self.position, self.score)
+        )
+        return copy
+
+    def check_integrity(self, rows: int, ids: int, limit: int | None) -> None:
+        """Raise IntegrityError if the ledger contradicts itself, the cache or the token list.
+
+        Args:
+            rows: rows of the cache.
+            ids: tokens in the session's list.
+            limit: bound of the positions, if there is one.
+        """
+        logical, position = self.logical[:, : self.rows], self.position[:, : self.rows]
+        checks = {
+            f"ledger has {self.rows} rows, cache {rows}": self.rows == rows,
+            f"ledger has {self.length} tokens, session {ids}": self.length == ids,
+            f"rows {self.rows} != tokens {self.length} - evicted {self.evictions}": self.rows
+            == self.length - self.evictions,
+            "logical indices do not ascend": bool((logical.diff(dim=1) > 0).all()),
+            "positions do not ascend": bool((position.diff(dim=1) > 0).all()),
+            "a row is ahead of the session": self.rows == 0 or int(logical[:, -1].max()) < self.length,
+            "a position is ahead of the next": self.rows == 0 or int(position[:, -1].max()) < self.next_position,
+            f"next position {self.next_position} passes the limit {limit}": limit is None
+            or self.next_position <= limit,
+            "spans do not cover the tokens": self._spans_cover(),
+        }
+        broken = [text for text, holds in checks.items() if not holds]
+        if broken:
+            raise IntegrityError("; ".join(broken))
+
+    def _spans_cover(self) -> bool:
+        edge = 0
+        for span in self.spans:
+            if span.start != edge or span.stop < span.start:
+                return False
+            edge = span.stop
+        return edge == self.length

@@ -1,0 +1,275 @@
+"""``Memory``: a session's token stream in its fixed budget; knows ids and spans, nothing of text.
+
+Tokens wait in a backlog until a forward computes them; only then do they enter the token list, so the list never
+holds a token whose KV does not exist. One step is: prepare (make room, renumber if needed), forward, commit
+(ledger, scores, evictions). A forward that fails or is interrupted changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from tenure.cache.attend import Work
+from tenure.cache.rows import CosSin, Layout, RowSegment
+from tenure.config import SessionConfig
+from tenure.errors import BudgetError, ConfigError
+from tenure.ledger import Ledger
+from tenure.plan import Plan
+from tenure.policies import Policy, View, make_policy, select
+from tenure.positions import position_map
+from tenure.spans import Span
+
+POISON = os.environ.get("TENURE_POISON") == "1"
+"""Fill freed slots with NaN and check every invariant after each step; the tests turn it on."""
+
+_FIRST_CAPACITY = 4096
+"""Slab of a session without a budget; doubled whenever it is full."""
+
+
+@dataclass
+class _Waiting:
+    ids: Sequence[int]
+    span: Span
+    done: int = 0
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a memory needs of the loaded model."""
+
+    layout: Layout
+    cos_sin: Callable[[Tensor, int], tuple[Tensor, Tensor]]
+    kernels: ModuleType
+    copy: bool
+
+
+class Memory:
+    """The KV state of one session.
+
+    Args:
+        config: checked options.
+        device: shape and angles of the model.
+        plan: read for the next readers of spans, never changed here.
+    """
+
+    def __init__(self, config: SessionConfig, device: Device, plan: Plan) -> None:
+        self.config = config
+        self.device = device
+        self.plan = plan
+        self.policy: Policy = make_policy(config.policy, config.policy_options)
+        self.positions = position_map(config.positions, config.position_limit)
+        self.ids = array("I")
+        granularity = config.granularity or self.policy.granularity
+        groups = device.layout.layers if granularity == "layer" else 1
+        capacity = config.capacity or _FIRST_CAPACITY
+        self.ledger = Ledger(groups, capacity, device.layout.device)
+        self.rows = RowSegment(
+            device.layout, capacity, self.ledger.position, self._angles, device.kernels, copy=device.copy
+        )
+        self._backlog: deque[_Waiting] = deque()
+
+    @property
+    def _angles(self) -> CosSin:
+        # Bounded positions never pass the limit; for the others fp64 is the safe side.
+        largest = self.config.position_limit
+        cos_sin = self.device.cos_sin
+        return lambda positions: cos_sin(positions, largest or int(positions.max()) if positions.numel() else 0)
+
+    # -- tokens on their way in ------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        """Tokens of the backlog."""
+        return sum(len(item.ids) - item.done for item in self._backlog)
+
+    def queue(self, ids: Sequence[int], span: Span) -> None:
+        """Put tokens behind the backlog as (a further part of) a span."""
+        if len(ids):
+            self._backlog.append(_Waiting(ids, span))
+
+    def drop_backlog(self) -> None:
+        """Forget tokens that were not computed yet."""
+        self._backlog.clear()
+
+    def take(self, limit: int | None = None) -> list[int]:
+        """The next tokens to compute: at most one chunk. They stay in the backlog until committed."""
+        return list(islice(self._waiting_ids(), min(self.config.chunk, limit or self.config.chunk)))
+
+    def _waiting_ids(self) -> Iterator[int]:
+        for item in self._backlog:
+            yield from islice(item.ids, item.done, None)
+
+    def check_pins(self, incoming: int) -> None:
+        """Refuse hard pins that the budget cannot hold.
+
+        Args:
+            incoming: hard-pinned tokens about to be queued.
+
+        Raises:
+            BudgetError: with the numbers; nothing has changed.
+        """
+        budget = self.config.budget
+        if budget is None or not incoming:
+            return
+        held = sum(len(span) for span in self.ledger.spans if span.pin == "hard")
+        held += sum(len(item.ids) - item.done for item in self._backlog if item.span.pin == "hard")
+        need = held + incoming + self.config.sinks + 1
+        if need > budget:
+            raise BudgetError(
+                f"pinned tokens {held} + {incoming} new, {self.config.sinks} sinks and 1 free slot need {need}, "
+                f"the budget is {budget}",
+                option="pin",
+                way_out="Pin less, use pin 'soft', or give a larger budget",
+            )
+
+    # -- one step --------------------------------------------------------------------------------
+
+    def prepare(self, count: int) -> None:
+        """Make room for ``count`` tokens; renumber if the position map asks for it."""
+        ledger = self.ledger
+        if self.positions.renumber(ledger.next_position, count, ledger.gaps):
+            self._renumber()
+        if ledger.rows + count > ledger.capacity:
+            if self.policy.evicts:
+                self._evict()  # a decode burst has used the slack
+            else:
+                self._grow(ledger.rows + count)
+        ledger.stage(count)
+
+    def work(self, start: int, count: int) -> Work:
+        """This session's part of a pack, at columns ``start .. start + count``."""
+        return Work(
+            self.rows, start, start + count, statistics=self.policy.statistics, groups=self.ledger.groups
+        )
+
+    def commit(self, work: Work, *, decoding: bool) -> None:
+        """Enter the tokens of a forward, score, and evict down to the budget.
+
+        Args:
+            work: of the forward.
+            decoding: evict only when the slack is used up.
+        """
+        count = work.stop - work.start
+        self._enter(count)
+        self.rows.commit(count)
+        self.ledger.commit(count)
+        if work.mass is not None:
+            rows = self.ledger.rows
+            self.ledger.score[:, :rows] = self.policy.observe(self.ledger.score[:, :rows], work.mass)
+        budget = self.config.budget
+        if budget is not None and self.ledger.rows > budget + (self.config.slack if decoding else 0):
+            self._evict()
+        if POISON:
+            self.check_integrity()
+
+    def _enter(self, count: int) -> None:
+        length = len(self.ids)
+        while count:
+            item = self._backlog[0]
+            taken = min(count, len(item.ids) - item.done)
+            if item.span.id not in self.ledger.spans:
+                item.span.start = item.span.stop = length
+                self.ledger.spans.add(item.span)
+            self.ids.extend(item.ids[item.done : item.done + taken])
+            item.done += taken
+            item.span.stop += taken
+            length += taken
+            count -= taken
+            if item.done == len(item.ids):
+                self._backlog.popleft()
+
+    def view(self) -> View:
+        """What the policy sees now."""
+        ledger = self.ledger
+        rows = ledger.rows
+        logical = ledger.logical[:, :rows]
+        readers = torch.full((max(1, len(ledger.spans)),), -1, device=logical.device)
+        pins = torch.zeros_like(readers)
+        for span_id, delta in self.plan.planned().items():
+            if span_id in ledger.spans:
+                readers[ledger.spans.index_at(ledger.spans.get(span_id).start)] = delta
+        for number, span in enumerate(ledger.spans):
+            if span.pin is not None:
+                pins[number] = 2 if span.pin == "hard" else 1
+        owner = ledger.span_index(logical).clamp_(min=0)
+        return View(
+            logical=logical,
+            score=ledger.score[:, :rows],
+            readers=readers[owner],
+            pin=pins[owner],
+            length=ledger.length,
+            budget=self.config.budget or rows,
+        )
+
+    def _evict(self) -> None:
+        view = self.view()
+        index = select(self.policy, view, self.config.sinks)
+        planned = self.plan.planned()
+        reasons: dict[int, str] = {}
+        for number, span in enumerate(self.ledger.spans):
+            if span.id in planned:
+                reasons[number] = "plan"  # nearer readers filled the budget
+            elif self.plan.readers(span.id):
+                reasons[number] = "expired"
+        self._keep(index, reasons)
+
+    def _keep(self, index: Tensor, reasons: dict[int, str] | str) -> None:
+        self.ledger.keep(index, reasons)
+        self.rows.keep(index, poison=POISON)
+        if self.positions.renumber(self.ledger.next_position, 0, self.ledger.gaps):
+            self._renumber()
+
+    def _renumber(self) -> None:
+        self.ledger.renumber()
+        self.rows.renumber()
+
+    def _grow(self, rows: int) -> None:
+        capacity = 1 << (rows - 1).bit_length()
+        self.ledger.grow(capacity)
+        self.rows.grow(capacity, self.ledger.position)
+
+    # -- changes from outside --------------------------------------------------------------------
+
+    def keep_first(self, count: int) -> None:
+        """Keep the first ``count`` tokens and take back the rest; 0 clears the session.
+
+        Raises:
+            ConfigError: out of range; nothing has changed.
+        """
+        if not 0 <= count <= len(self.ids):
+            raise ConfigError(
+                f"{count} is not in 0..{len(self.ids)}", option="keep_first", way_out="Give a length up to the present"
+            )
+        self.drop_backlog()
+        index = self.ledger.truncate(count)
+        self.rows.keep(index, poison=POISON)
+        del self.ids[count:]
+        if POISON:
+            self.check_integrity()
+
+    def fork(self, plan: Plan) -> Memory:
+        """An independent copy, backlog included, that follows ``plan``."""
+        copy = Memory.__new__(Memory)
+        copy.__dict__.update(self.__dict__)
+        copy.plan = plan
+        copy.ids = array("I", self.ids)
+        copy.ledger = self.ledger.clone()
+        copy.rows = self.rows.clone(copy.ledger.position)
+        spans = {span.id: span for span in copy.ledger.spans}
+        for item in self._backlog:
+            spans.setdefault(item.span.id, replace(item.span, evicted=Counter()))
+        copy._backlog = deque(_Waiting(item.ids, spans[item.span.id], item.done) for item in self._backlog)
+        return copy
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError if cache, ledger and token list disagree."""
+        self.ledger.check_integrity(self.rows.rows, len(self.ids), self.config.position_limit)

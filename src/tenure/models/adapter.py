@@ -1,0 +1,177 @@
+"""Runs an unmodified transformers model over Tenure's cache.
+
+The model keeps its own projections, norms and MLPs. Two public hooks change what it does: the rotary module is
+replaced by the identity, so that keys arrive raw, and an attention function registered under an own name does the
+rotation and attends over the session's segments. transformers' own cache is not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from tenure.cache.attend import Forward
+from tenure.cache.rows import Layout
+from tenure.errors import UnsupportedModelError
+from tenure.models.fused import FUSED_FAMILIES, FusedDecoder
+from tenure.models.rope import Rope
+
+ATTENTION = "tenure"
+
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "phi")
+"""Model types whose rotary layout is split-half and whose attention is full: phi rotates a part of each head."""
+
+
+def tenure_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    tenure: Forward,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """The attention function transformers calls in each layer: ``[1, H, T, D]`` in, ``[1, T, H, D]`` out."""
+    out = tenure.attend(int(module.layer_idx), query[0], key[0], value[0])  # type: ignore[arg-type]
+    return out[None], None
+
+
+class IdentityRotary(nn.Module):
+    """Stands in for a model's rotary module: cos 1 and sin 0 leave queries and keys as they are.
+
+    Args:
+        width: channels that the model rotates.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """``[1, 1, width]`` each, broadcast over the tokens."""
+        return x.new_ones(1, 1, self.width), x.new_zeros(1, 1, self.width)
+
+
+def check_supported(config: Any) -> None:
+    """Refuse, by name, what cannot be reproduced exactly.
+
+    Raises:
+        UnsupportedModelError: the message says which part it is and what to use instead.
+    """
+    config = config.get_text_config()
+    option = f"model {config.model_type}"
+    families = "Use a Llama, Qwen2, Qwen3 or Mistral model"
+    if config.model_type not in FAMILIES:
+        raise UnsupportedModelError("this family is not supported", option=option, way_out=families)
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"}:
+        other = ", ".join(sorted(kinds - {"full_attention"}))
+        raise UnsupportedModelError(
+            f"{other} layers do not see the whole session, so their slots cannot be kept by choice",
+            option=option,
+            way_out="Use a checkpoint with full attention in every layer",
+        )
+    if getattr(config, "use_sliding_window", config.model_type == "mistral") and getattr(
+        config, "sliding_window", None
+    ):
+        raise UnsupportedModelError(
+            f"a sliding window of {config.sliding_window} hides old tokens by their index",
+            option=option,
+            way_out="Use a checkpoint without a window, such as Mistral v0.2 or later",
+        )
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A loaded model behind the one call the engine makes.
+
+    Args:
+        model: a transformers causal language model in evaluation mode.
+        rope: its rotary embedding.
+        layout: shape of its keys and values.
+        scale: factor on the attention logits.
+        run: the decoder: ids ``[T]`` and a :class:`Forward` to hidden states ``[T, hidden]``.
+        executor: ``fused`` or ``transformers``.
+    """
+
+    model: Any
+    rope: Rope
+    layout: Layout
+    scale: float
+    run: Callable[[Tensor, Forward], Tensor]
+    executor: str
+
+    @classmethod
+    def attach(cls, model: Any, *, executor: str = "auto") -> Adapter:
+        """Hook a model that was loaded with any attention implementation.
+
+        Args:
+            model: ``AutoModelForCausalLM``.
+            executor: ``auto``, ``fused`` or ``transformers``.
+
+        Raises:
+            UnsupportedModelError: see :func:`check_supported` and :meth:`Rope.of`.
+        """
+        check_supported(model.config)
+        rope = Rope.of(model)
+        config = model.config.get_text_config()
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        layout = Layout(
+            layers=config.num_hidden_layers,
+            kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+            head_dim=head_dim,
+            dtype=model.dtype,
+            device=model.device,
+        )
+        AttentionInterface.register(ATTENTION, tenure_attention)
+        model.eval().requires_grad_(False)
+        model.set_attn_implementation(ATTENTION)
+        model.model.rotary_emb = IdentityRotary(rope.rotary_dim)
+        if executor == "fused" and config.model_type not in FUSED_FAMILIES:
+            raise UnsupportedModelError(
+                "this family has no fused executor", option=f"model {config.model_type}", way_out="Use executor 'auto'"
+            )
+        run: Callable[[Tensor, Forward], Tensor]
+        if executor != "transformers" and config.model_type in FUSED_FAMILIES:
+            run, name = FusedDecoder(model), "fused"
+        else:
+            run, name = _StockDecoder(model), "transformers"
+        return cls(model=model, rope=rope, layout=layout, scale=head_dim**-0.5, run=run, executor=name)
+
+    def forward(self, ids: Tensor, work: Forward, logit_rows: Tensor) -> Tensor:
+        """One forward of a pack.
+
+        Args:
+            ids: token ids ``[T]``.
+            work: the sessions behind them.
+            logit_rows: columns of the pack whose logits are wanted.
+
+        Returns:
+            Logits ``[len(logit_rows), vocabulary]`` in fp32.
+        """
+        hidden = self.run(ids, work)
+        if not logit_rows.numel():
+            return hidden.new_empty(0, 0)
+        logits: Tensor = self.model.lm_head(hidden[logit_rows])
+        return logits.float()
+
+
+@dataclass(frozen=True)
+class _StockDecoder:
+    """transformers' own forward."""
+
+    model: Any
+
+    def __call__(self, ids: Tensor, work: Forward) -> Tensor:
+        # Causality and rotation are ours; position ids only keep the model from deriving its own.
+        positions = torch.zeros_like(ids)[None]
+        hidden: Tensor = self.model.model(
+            input_ids=ids[None], position_ids=positions, use_cache=False, tenure=work
+        ).last_hidden_state
+        return hidden[0]

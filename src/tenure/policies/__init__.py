@@ -1,0 +1,59 @@
+"""Retention policies, one file each. To add one: its file, a line here, a row in the test matrix."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from tenure.errors import ConfigError
+from tenure.policies.base import Policy, View, select
+from tenure.policies.foresight import Foresight
+from tenure.policies.full import Full
+from tenure.policies.h2o import H2O
+from tenure.policies.random import Random
+from tenure.policies.recency import Recency
+from tenure.policies.snapkv import SnapKV
+from tenure.policies.tova import TOVA
+
+POLICIES: dict[str, type[Policy]] = {
+    policy.name: policy for policy in (Full, Random, Recency, H2O, SnapKV, TOVA, Foresight)
+}
+
+
+def make_policy(name: str, options: Mapping[str, Any] | None = None) -> Policy:
+    """A policy by name.
+
+    Args:
+        name: a key of ``POLICIES``.
+        options: fields of the policy.
+
+    Raises:
+        ConfigError: unknown name or field.
+    """
+    if name not in POLICIES:
+        close = difflib.get_close_matches(name, POLICIES, n=1)
+        hint = f"Did you mean {close[0]!r}? " if close else ""
+        raise ConfigError(
+            f"{name!r} is not known", option="policy", way_out=f"{hint}Known: {', '.join(POLICIES)}"
+        )
+    try:
+        return POLICIES[name](**(options or {}))
+    except TypeError as error:
+        raise ConfigError(str(error), option=f"policy {name}", way_out="See the fields of the policy") from error
+
+
+__all__ = [
+    "H2O",
+    "POLICIES",
+    "TOVA",
+    "Foresight",
+    "Full",
+    "Policy",
+    "Random",
+    "Recency",
+    "SnapKV",
+    "View",
+    "make_policy",
+    "select",
+]

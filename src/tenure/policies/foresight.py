@@ -1,0 +1,68 @@
+"""Foresight: PACE's retention. What the agent's plan reads next stays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from tenure.errors import ConfigError
+from tenure.policies.base import View, ascending
+from tenure.policies.h2o import H2O
+
+
+@dataclass(frozen=True)
+class Foresight(H2O):
+    """H2O's score under the order that the plan gives (PACE; its text and code are not public).
+
+    A slot of a span that a step ``delta`` steps ahead reads gets, at selection and never in the stored score:
+
+    - ``lexicographic``: planned before unplanned, then nearer before farther reader, then the score. Needs no
+      constant and holds at any length. Our choice, and the default.
+    - ``paper``: ``score + phi/2 * (1 + 1/(1 + delta))``: phi for the current step, falling towards the reported
+      floor of phi/2. The form between phi and the floor is our proposal; with a score above the gap between two
+      deltas it can flip their order, which the lexicographic mode cannot.
+
+    A span without a remaining reader has no bonus. Where planned slots need more than the budget leaves them, they
+    take from the recent ones down to ``min_recent``; that, too, is our choice.
+
+    Args:
+        mode: see above.
+        phi: bonus of what the current step reads.
+        min_recent: newest slots that planned ones cannot take, at most a quarter of the budget.
+    """
+
+    mode: Literal["lexicographic", "paper"] = "lexicographic"
+    phi: float = 1e5
+    min_recent: int = 256
+    name: ClassVar[str] = "foresight"
+    paper: ClassVar[str] = "PACE (retention), foresight over H2O"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mode not in ("lexicographic", "paper"):
+            raise ConfigError(f"{self.mode!r} is not known", option="mode", way_out="Give lexicographic or paper")
+        if self.phi <= 0:
+            raise ConfigError(f"{self.phi} is no bonus", option="phi", way_out="Give a positive number")
+
+    def recent(self, view: View) -> int:
+        """H2O's share, less what planned slots need."""
+        share = super().recent(view)
+        if self.mode == "paper":
+            return share
+        planned = int((view.readers >= 0).sum(1).max())
+        floor = min(self.min_recent, max(1, view.budget // 4))
+        return min(share, max(floor, view.budget - planned))
+
+    def rank(self, view: View) -> Tensor:
+        """See the class."""
+        planned = view.readers >= 0
+        if self.mode == "paper":
+            bonus = self.phi / 2 * (1 + 1 / (1 + view.readers.clamp(min=0).float()))
+            return view.score + torch.where(planned, bonus, 0.0)
+        rows = view.score.shape[1]
+        farthest = int(view.readers.max()) + 1
+        nearness = torch.where(planned, farthest - view.readers, 0)
+        return nearness * rows + ascending(view.score)

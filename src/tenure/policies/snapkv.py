@@ -1,0 +1,57 @@
+"""SnapKV: what the latest window of queries looks at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tenure.cache.attend import Statistics
+from tenure.errors import ConfigError
+from tenure.policies.base import Policy, View
+
+
+@dataclass(frozen=True)
+class SnapKV(Policy):
+    """SnapKV (arXiv 2404.14469): mean attention of the last ``window`` queries, average-pooled over neighbours.
+
+    The paper compresses one prompt once; in a session the scores are taken anew from each chunk, and one set a
+    layer is shared by all kv heads (mean over all query heads), which is our choice. Pooling runs over resident
+    neighbours.
+
+    Args:
+        window: queries that score, and newest slots that are safe.
+        kernel: odd width of the pooling.
+    """
+
+    window: int = 64
+    kernel: int = 5
+    name: ClassVar[str] = "snapkv"
+    paper: ClassVar[str] = "SnapKV, arXiv 2404.14469"
+
+    def __post_init__(self) -> None:
+        if self.window < 1:
+            raise ConfigError(f"{self.window} queries cannot score", option="window", way_out="Give 1 or more")
+        if self.kernel < 1 or self.kernel % 2 == 0:
+            raise ConfigError(f"{self.kernel} is not an odd width", option="kernel", way_out="Give 1, 3, 5, ...")
+
+    @property
+    def statistics(self) -> Statistics | None:
+        """The last ``window`` queries, mean over heads."""
+        return Statistics(window=self.window, reduce="mean")
+
+    def recent(self, view: View) -> int:
+        """The window, at most half of the budget."""
+        return min(self.window, view.budget // 2)
+
+    def observe(self, score: Tensor, mass: Tensor) -> Tensor:
+        """Only the latest look counts."""
+        return mass
+
+    def rank(self, view: View) -> Tensor:
+        """Pooled scores."""
+        return torch.nn.functional.avg_pool1d(
+            view.score[:, None], self.kernel, stride=1, padding=self.kernel // 2, count_include_pad=False
+        )[:, 0]

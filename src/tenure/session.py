@@ -1,0 +1,341 @@
+"""``Session``: one agent's conversation in a fixed KV budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor
+
+from tenure.cache.attend import Work
+from tenure.config import SessionConfig
+from tenure.errors import ConfigError, ModelError
+from tenure.memory import Memory
+from tenure.plan import Plan, Step
+from tenure.regions import Region
+from tenure.report import SessionStats, SpanReport
+from tenure.sampling import SamplingOptions
+from tenure.spans import Pin, Span
+from tenure.transcript import Message, Piece, Transcript, common_prefix
+from tenure.turn import Turn
+
+if TYPE_CHECKING:
+    from tenure.engine import Engine
+
+MessageLike = str | Mapping[str, Any] | Message
+
+
+class Session:
+    """An append-only stream of messages whose cache never outgrows its budget.
+
+    Made by :meth:`Engine.session`. Usable as a context manager: leaving it frees the slab.
+
+    Args:
+        engine: the model.
+        config: checked options.
+        plan: steps and what they read; change it through the session's methods or directly.
+    """
+
+    def __init__(self, engine: Engine, config: SessionConfig, plan: Plan) -> None:
+        self.engine = engine
+        self.config = config
+        self.plan = plan
+        self.memory = Memory(config, engine.device, plan)
+        self.logits: Tensor | None = None
+        """Logits ``[vocabulary]`` behind the last token, fp32; None before the first."""
+        self._collected: list[Tensor] | None = None
+        self._transcript = None if engine.tokenizer is None else Transcript(engine.tokenizer)
+        self._turn: Turn | None = None
+        self._unnamed = 0
+        self._step: str | None = None
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def append(self, messages: MessageLike | Iterable[MessageLike]) -> list[Span]:
+        """Read messages into the session.
+
+        Args:
+            messages: one message or several: a text (of the user), a mapping in OpenAI's form with Tenure's
+                optional ``span``, ``region``, ``pin``, ``step`` and ``reads``, or a :class:`Message`.
+
+        Returns:
+            A span for each message.
+
+        Raises:
+            MessageError: a message is malformed, or the template refuses it; nothing has changed.
+            BudgetError: hard pins do not fit; nothing has changed.
+        """
+        spans = self.queue(messages)
+        self.engine.drain([self])
+        return spans
+
+    def queue(self, messages: MessageLike | Iterable[MessageLike], *, reply: bool = False) -> list[Span]:
+        """Like :meth:`append`, but the tokens wait for the next step of the engine.
+
+        Args:
+            messages: see :meth:`append`.
+            reply: put the template's generation prompt behind them.
+        """
+        self._idle()
+        if isinstance(messages, (str, Mapping, Message)):
+            messages = [messages]
+        parsed = [Message.parse(message, index) for index, message in enumerate(messages)]
+        transcript = self._chat().copy()
+        pieces = transcript.open(parsed, add_generation_prompt=reply)
+        self.memory.check_pins(sum(len(piece.ids) for piece in pieces if piece.pin == "hard"))
+        spans = self._spans(pieces)
+        for message in parsed:
+            self._follow(message)
+        for piece, span in zip(pieces, spans, strict=True):
+            self.memory.queue(piece.ids, span)
+        self._transcript = transcript
+        return [span for piece, span in zip(pieces, spans, strict=True) if piece.message is not None]
+
+    def append_ids(
+        self,
+        ids: Sequence[int],
+        *,
+        span: str | None = None,
+        region: Region = Region.OTHER,
+        pin: Pin | None = None,
+    ) -> Span:
+        """Read raw token ids as one span.
+
+        Args:
+            ids: token ids; an empty list changes nothing but the table of spans.
+            span: its id; a free one if None.
+            region: its role for memory.
+            pin: ``hard``, ``soft`` or None.
+
+        Raises:
+            ConfigError: an id is not in the vocabulary.
+        """
+        self._idle()
+        vocabulary = self.engine.adapter.model.config.get_text_config().vocab_size
+        if ids and not 0 <= min(ids) <= max(ids) < vocabulary:
+            raise ConfigError(f"token ids must be in 0..{vocabulary - 1}", option="ids")
+        self.memory.check_pins(len(ids) if pin == "hard" else 0)
+        new = self._new_span(span, region, None, pin)
+        self.memory.queue(ids, new)
+        self.engine.drain([self])
+        return new
+
+    @torch.inference_mode()
+    def feed(self, ids: Sequence[int]) -> Tensor:
+        """Read raw ids and return the logits behind each of them, ``[len(ids), vocabulary]`` fp32."""
+        self._idle()
+        self.memory.queue(ids, self._new_span(None, Region.OTHER, None, None))
+        self._collected = []
+        try:
+            while self.engine.step([self], every_logit=True):
+                pass
+            return torch.cat(self._collected)
+        finally:
+            self._collected = None
+
+    # -- answering -------------------------------------------------------------------------------
+
+    def generate(self, **options: Any) -> Turn:
+        """Start the assistant's turn; iterate over it for pieces of text.
+
+        Args:
+            options: fields of :class:`SamplingOptions`.
+        """
+        return self.start_turn(**options)
+
+    def ask(self, messages: MessageLike | Iterable[MessageLike], **options: Any) -> str:
+        """Read messages and return the assistant's whole turn."""
+        checked = SamplingOptions(**options)
+        self.queue(messages, reply=True)
+        return self.engine.generate([self], options=checked)[0]
+
+    def start_turn(self, options: SamplingOptions | None = None, **fields: Any) -> Turn:
+        """A turn that the caller advances with :meth:`Engine.step` until it is done, then closes."""
+        checked = options or SamplingOptions(**fields)
+        self._idle()
+        if not self._chat().replying:
+            self.queue([], reply=True)
+        last = self.memory.last_span()
+        self._turn = Turn(self, last, len(self.memory.ids) + self.memory.waiting, checked)
+        return self._turn
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Token ids that end a turn."""
+        return self._chat().stop_ids
+
+    def advance(self, work: Work, logits: Tensor) -> None:
+        """Take in one step of the engine. Called by :meth:`Engine.step` only.
+
+        Args:
+            work: this session's part of the forward.
+            logits: of its new tokens, or of the last one, or none while more are waiting.
+        """
+        self.memory.commit(work, decoding=self._turn is not None and work.stop - work.start == 1)
+        if self._collected is not None:
+            self._collected.append(logits)
+        if len(logits):
+            self.logits = logits[-1]
+            if self._turn is not None and not self._turn.done and not self.memory.waiting:
+                self._turn.accept(self.logits)
+
+    def rewind_turn(self, span: Span, length: int, text: str) -> None:
+        """Cut the turn's tokens to the first ``length`` of the session and add ``text``; see :class:`Turn`."""
+        if length < len(self.memory.ids):
+            self.memory.keep_first(length)
+        else:
+            self.memory.drop_backlog()
+        self.memory.queue(self._chat().encode(text), span)
+
+    def end_turn(self) -> None:
+        """The turn is over: its message is part of the history, its closing tokens come with the next message."""
+        self._turn = None
+        self._chat().end_reply()
+        if self._step is not None:
+            self.plan.finish(self._step)
+            self._step = None
+
+    # -- going back, branching -------------------------------------------------------------------
+
+    def keep_first(self, count: int) -> None:
+        """Keep the first ``count`` tokens and take back all later ones; 0 clears the session.
+
+        What was evicted before stays evicted: a session cannot get back rows that it no longer has.
+
+        Raises:
+            ConfigError: ``count`` is not in ``0 .. tokens``; nothing has changed.
+        """
+        self._idle()
+        self.memory.keep_first(count)
+        self.logits = None
+        if self._transcript is not None:
+            self._transcript.rewind(len(self.memory.ledger.spans), clean=self._at_message_end(count))
+
+    def drop_last(self, count: int) -> None:
+        """Take back the last ``count`` tokens; 0 changes nothing.
+
+        Raises:
+            ConfigError: ``count`` is not in ``0 .. tokens``; nothing has changed.
+        """
+        tokens = len(self.memory.ids)
+        if not 0 <= count <= tokens:
+            raise ConfigError(f"{count} is not in 0..{tokens}", option="drop_last", way_out="Give fewer tokens")
+        if count:
+            self.keep_first(tokens - count)
+
+    def fork(self) -> Session:
+        """An independent session in the same state: own slab, own ledger, own plan."""
+        self._idle()
+        copy = Session.__new__(Session)
+        copy.__dict__.update(self.__dict__)
+        copy.plan = self.plan.copy()
+        copy.memory = self.memory.fork(copy.plan)
+        copy._transcript = None if self._transcript is None else self._transcript.copy()
+        return copy
+
+    # -- asking about itself ---------------------------------------------------------------------
+
+    def explain(self, span_id: str) -> SpanReport:
+        """Where a span is and why.
+
+        Raises:
+            UnknownSpanError: no such span.
+        """
+        ledger = self.memory.ledger
+        span = ledger.spans.get(span_id)
+        inside = ledger.inside(span)
+        positions = ledger.position[:, : ledger.rows][inside]
+        tokenizer = self.engine.tokenizer
+        ids = self.memory.ids[span.start : span.stop].tolist()
+        return SpanReport(
+            id=span.id,
+            region=str(span.region),
+            role=span.role,
+            start=span.start,
+            tokens=len(span),
+            resident=ledger.resident(span),
+            resident_by_layer=tuple((inside.sum(1) / max(1, len(span))).tolist()),
+            positions=(int(positions.min()), int(positions.max())) if positions.numel() else None,
+            rotary_gap=ledger.rotary_gap(span),
+            pin=span.pin,
+            readers=tuple(step.id for step in self.plan.readers(span.id) if step.id not in self.plan.finished),
+            evicted=dict(span.evicted),
+            text="" if tokenizer is None else tokenizer.decode(ids),
+        )
+
+    def stats(self) -> SessionStats:
+        """Counters; see :class:`SessionStats`."""
+        ledger = self.memory.ledger
+        planned = [ledger.spans.get(name) for name in self.plan.planned() if name in ledger.spans]
+        gaps = [gap for span in planned if (gap := ledger.rotary_gap(span)) is not None]
+        return SessionStats(
+            tokens=len(self.memory.ids),
+            resident=ledger.rows,
+            budget=self.config.budget,
+            evicted=ledger.evicted_ever,
+            renumbers=ledger.renumbers,
+            next_position=ledger.next_position,
+            limit=self.config.position_limit,
+            kv_bytes=self.memory.rows.nbytes,
+            full_kv_bytes=len(self.memory.ids) * self.engine.layout.token_bytes,
+            spans=len(ledger.spans),
+            planned_residency=sum(map(ledger.resident, planned)) / len(planned) if planned else None,
+            rotary_gap=sum(gaps) / len(gaps) if gaps else None,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError if cache, ledger and token list disagree."""
+        self.memory.check_integrity()
+
+    def __len__(self) -> int:
+        return len(self.memory.ids)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._turn is not None:
+            self._turn.close()
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _idle(self) -> None:
+        if self._turn is not None:
+            raise ConfigError(
+                "a turn is still being generated", option="session", way_out="Finish or close the turn first"
+            )
+
+    def _chat(self) -> Transcript:
+        if self._transcript is None:
+            raise ModelError(
+                "the engine has no tokenizer with a chat template",
+                option=f"model {self.engine.name}",
+                way_out="Use append_ids and feed, or give the engine a tokenizer",
+            )
+        return self._transcript
+
+    def _new_span(self, name: str | None, region: Region, role: str | None, pin: Pin | None) -> Span:
+        table = self.memory.ledger.spans
+        if name is not None:
+            table.check_new(name)
+        while name is None or name in table:
+            self._unnamed += 1
+            name = f"{role or 'ids'}-{self._unnamed}"
+        return Span(name, 0, 0, region, role, pin)
+
+    def _follow(self, message: Message) -> None:
+        """Move the plan along with a message that belongs to a step."""
+        if message.step is None:
+            return
+        if message.step not in self.plan:
+            self.plan.add(Step(message.step, tuple(message.reads)))
+        current = self.plan.current
+        if current is not None and current.id == self._step and current.id != message.step:
+            self.plan.finish(current.id)
+        self.plan.begin(message.step)
+        self._step = message.step

@@ -1,0 +1,118 @@
+"""The spans of a session: contiguous ranges of logical token indices with an id, a region and marks."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tenure.errors import MessageError, UnknownSpanError
+from tenure.regions import Region
+
+Pin = Literal["hard", "soft"]
+
+
+@dataclass
+class Span:
+    """One message, or a run of raw ids.
+
+    Args:
+        id: unique in the session.
+        start: first logical index.
+        stop: behind the last one.
+        region: its role for memory.
+        role: chat role, or None for raw ids.
+        pin: ``hard`` is never evicted, ``soft`` is evicted last.
+        evicted: slots lost, by reason, summed over the layers of the ledger.
+    """
+
+    id: str
+    start: int
+    stop: int
+    region: Region
+    role: str | None = None
+    pin: Pin | None = None
+    evicted: Counter[str] = field(default_factory=Counter)
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+class SpanTable:
+    """Spans in logical order, without gaps between them."""
+
+    def __init__(self) -> None:
+        self._spans: list[Span] = []
+        self._starts: list[int] = []
+        self._by_id: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    def __iter__(self) -> Iterator[Span]:
+        return iter(self._spans)
+
+    def __getitem__(self, index: int) -> Span:
+        return self._spans[index]
+
+    def __contains__(self, span_id: object) -> bool:
+        return span_id in self._by_id
+
+    @property
+    def starts(self) -> list[int]:
+        """First logical index of each span, ascending."""
+        return self._starts
+
+    def get(self, span_id: str) -> Span:
+        """The span of an id.
+
+        Raises:
+            UnknownSpanError: no such span; the message lists the last known ones.
+        """
+        try:
+            return self._spans[self._by_id[span_id]]
+        except KeyError:
+            known = ", ".join(span.id for span in self._spans[-8:]) or "none yet"
+            raise UnknownSpanError(
+                f"no span {span_id!r} in this session", option="span", way_out=f"Latest spans: {known}"
+            ) from None
+
+    def check_new(self, span_id: str) -> None:
+        """Raise MessageError if the id is taken, or cannot be an id."""
+        if not span_id or "\0" in span_id:
+            raise MessageError("a span id is a non-empty text without NUL", option="span")
+        if span_id in self._by_id:
+            raise MessageError(f"{span_id!r} is the id of an earlier span", option="span", way_out="Give a new id")
+
+    def add(self, span: Span) -> Span:
+        """Append a span; it starts where the last one stops."""
+        self.check_new(span.id)
+        self._by_id[span.id] = len(self._spans)
+        self._spans.append(span)
+        self._starts.append(span.start)
+        return span
+
+    def index_at(self, logical: int) -> int:
+        """Number of the span that holds a logical index."""
+        return bisect_right(self._starts, logical) - 1
+
+    def truncate(self, length: int) -> None:
+        """Cut to the first ``length`` logical indices."""
+        while self._spans and self._spans[-1].start >= length:
+            gone = self._spans.pop()
+            self._starts.pop()
+            del self._by_id[gone.id]
+        if self._spans:
+            self._spans[-1].stop = min(self._spans[-1].stop, length)
+
+    def clone(self) -> SpanTable:
+        """An independent copy."""
+        copy = SpanTable()
+        copy._spans = [
+            Span(s.id, s.start, s.stop, s.region, s.role, s.pin, Counter(s.evicted)) for s in self._spans
+        ]
+        copy._starts = list(self._starts)
+        copy._by_id = dict(self._by_id)
+        return copy

@@ -1,0 +1,483 @@
+"""Chat messages to spans of token ids, rendering only what is new.
+
+The history of a session is its token ids as they were read and generated, reasoning included; it is never
+rendered or encoded again. What a template does to older turns when it renders a whole conversation (dropping
+reasoning, moving the system text) therefore does not reach a session. `Transcript.render_all` renders a whole
+list afresh, for callers that send it every time; `common_prefix` tells how much of it the session has
+already.
+
+Rules:
+- A list is rendered in place, in order. A message that the template refuses, leaves out or rewrites is
+  refused with its index. Where a template moves a text (Mistral moves the system text into the last user
+  message), the list is rendered turn by turn, so that each text stays where it first stood.
+- `developer` is rendered as `system`.
+- A special marker inside a message's text is ordinary text: it cannot close a turn.
+- The template's own markers are kept as they are. A start-of-text id that only the tokenizer adds comes
+  once, at the start of the session.
+- A token that two messages share (a closing and a header that merge) belongs to the later one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from tenure.encode import Encoder, cut
+from tenure.errors import MessageError
+from tenure.layout import ChatTemplate, Entry, Layout, Moved, Refused, common_text
+from tenure.messages import Message, Pin
+from tenure.regions import Region
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+__all__ = ["Message", "Piece", "State", "Transcript", "common_prefix"]
+
+# Exchanges of the skeleton that are rendered before new messages; all of it when the template wants more.
+_WINDOW = 48
+# Characters that are encoded again to find where a held-back closing begins.
+_LOOK_BACK = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A run of token ids that belongs to one span.
+
+    Args:
+        ids: token ids; a prompt may be empty.
+        kind: `preamble` (what the template writes before the first message), `message`, `prompt` (the
+            header of the
+            assistant's turn, which opens its span) or `closing` (extends the last span).
+        region: role for memory.
+        role: chat role.
+        message: index in the list that was passed, for kind `message`.
+        span: the id that the caller gave.
+        pin: `hard`, `soft` or None.
+        step: the plan step that the message belongs to.
+        reads: spans that this step reads.
+        text: the range of `ids` that holds the message's own text, without header and end marker.
+    """
+
+    ids: list[int]
+    kind: Literal["preamble", "message", "prompt", "closing"]
+    region: Region
+    role: str
+    message: int | None = None
+    span: str | None = None
+    pin: Pin | None = None
+    step: str | None = None
+    reads: tuple[str, ...] = ()
+    text: tuple[int, int] | None = None
+
+
+class _Node(NamedTuple):
+    parent: _Node | None
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Where a transcript stands. Immutable and small: keep one for each place that a session may go back to.
+
+    Args:
+        last: skeleton of the history, newest first.
+        rules: the system messages at its start.
+        started: whether the session has any ids.
+        turn: whether an assistant's turn is open.
+        read: characters of the last message's closing that have been read, None for all.
+        carry: end of the last message's text that waits for what follows.
+    """
+
+    last: _Node | None = None
+    rules: tuple[Entry, ...] = ()
+    started: bool = False
+    turn: bool = False
+    read: int | None = None
+    carry: str = ""
+
+
+class Transcript:
+    """Renders one session's messages.
+
+    Args:
+        tokenizer: a fast Hugging Face tokenizer with a chat template.
+        tools: JSON schemas of the tools the model may call.
+        template_options: further variables of the template, such as `{"enable_thinking": False}`.
+        eos_ids: end-of-text ids of the model's generation config.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        eos_ids: Collection[int] = (),
+    ) -> None:
+        self._template = ChatTemplate(tokenizer, tools, dict(template_options or {}))
+        self._encoder = Encoder(tokenizer)
+        self._bos_text: str = tokenizer.bos_token or ""
+        self._eos_ids = {*eos_ids} | ({tokenizer.eos_token_id} - {None})
+        self._varies: dict[tuple[str, int], bool] = {}
+        self._stop_ids: frozenset[int] | None = None
+        self._end: str | None = None
+        self._state = State()
+
+    # State
+
+    def snapshot(self) -> State:
+        """The present state, to go back to with `restore`."""
+        return self._state
+
+    def restore(self, state: State) -> None:
+        """Go back to a state of this transcript or of one it was forked from."""
+        self._state = state
+
+    def fork(self) -> Transcript:
+        """An independent transcript in the same state."""
+        twin = object.__new__(Transcript)
+        twin.__dict__.update(self.__dict__)
+        return twin
+
+    @property
+    def turn_open(self) -> bool:
+        """Whether an assistant's turn is open: its header was given out and its closing was not."""
+        return self._state.turn
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Ids that end an assistant's turn: end-of-text ids and the template's own end-of-turn id."""
+        if self._stop_ids is None:
+            ids, _ = self._encoder.encode(self._assistant_end())
+            marker = next((token for token in ids if token in self._encoder.special), None)
+            self._stop_ids = frozenset(self._eos_ids | ({marker} - {None}))
+        return self._stop_ids
+
+    def export(self) -> list[dict[str, Any]]:
+        """What is known of each message of the history, oldest first, without its text.
+
+        `reasoning` is `kept` or `dropped` for messages that came with reasoning (the template decides), `as
+        generated` for the model's own turns (whatever it wrote is history), else None.
+        """
+        return [
+            {
+                "role": entry.role,
+                "span": entry.span,
+                "tool_calls": list(entry.calls),
+                "tool_call_id": entry.tool_call_id,
+                "reasoning": "as generated" if entry.generated else entry.reasoning,
+            }
+            for entry in self._entries(None)
+        ]
+
+    # Rendering
+
+    def open(
+        self,
+        messages: Iterable[object],
+        add_generation_prompt: bool = False,
+        *,
+        last_id: int | None = None,
+    ) -> list[Piece]:
+        """Render what is new: the closing of an open turn, the messages, the assistant's header.
+
+        Args:
+            messages: strings, mappings or `Message`s to add to the history.
+            add_generation_prompt: open an assistant's turn; its header is the last piece, possibly empty.
+            last_id: the last id of an open turn. When it is the end-of-turn id already, that is not repeated.
+
+        Returns:
+            Pieces in order; their ids joined are what follows the ids of the session so far.
+
+        Raises:
+            MessageError: malformed, or refused by the template; nothing has changed.
+        """
+        parsed = [Message.parse(message, index) for index, message in enumerate(messages)]
+        before = self._state
+        if not parsed and not (add_generation_prompt and before.last):
+            raise MessageError(
+                "the list of messages is empty", option="messages", way_out="Send at least one"
+            )
+        try:
+            closing = self._close(last_id) if before.turn else []
+            return closing + self._add(parsed, 0, add_generation_prompt)
+        except BaseException:
+            self._state = before
+            raise
+
+    def close(
+        self, *, last_id: int | None = None, tool_calls: Sequence[Mapping[str, Any]] = ()
+    ) -> list[Piece]:
+        """Give out what belongs to the last span and was not given out yet; afterwards other ids may follow.
+
+        For an open turn these are the template's closing tokens. `open` does this by itself; call it before
+        raw ids, or to record the calls that a turn made, which strict templates want to see before a tool
+        result.
+
+        Args:
+            last_id: see `open`.
+            tool_calls: the calls of the turn that ends, in the OpenAI form.
+        """
+        before = self._state
+        try:
+            return self._close(last_id, tool_calls)
+        except BaseException:
+            self._state = before
+            raise
+
+    def raw(self) -> None:
+        """Say that raw ids stand between the messages. Call `close` before they are added."""
+        self._state = replace(self._state, started=True)
+
+    def render_all(self, messages: Iterable[object], add_generation_prompt: bool = False) -> list[Piece]:
+        """Render a whole conversation as for a new session; this transcript stays as it is."""
+        twin = self.fork()
+        twin._state = State()
+        return twin.open(messages, add_generation_prompt)
+
+    # Inside
+
+    def _entries(self, limit: int | None) -> list[Entry]:
+        """The skeleton, oldest first; with a limit, its leading rules and the last whole exchanges."""
+        entries: list[Entry] = []
+        node = self._state.last
+        while node is not None:
+            if limit is not None and len(entries) >= limit and entries[-1].role == "user":
+                if node.entry.role in ("assistant", "tool"):
+                    return [*self._state.rules, *reversed(entries)]
+            entries.append(node.entry)
+            node = node.parent
+        return entries[::-1]
+
+    def _append(self, entry: Entry) -> None:
+        state = self._state
+        rules = state.rules
+        if entry.role in ("system", "developer") and (state.last is None or state.last.entry in rules):
+            rules = (*rules, entry)
+        self._state = replace(state, last=_Node(state.last, entry), rules=rules, started=True)
+
+    def _assistant_end(self) -> str:
+        if self._end is None:
+            try:
+                self._end = self._template.closing([Entry("user"), Entry("assistant")])
+            except Refused:
+                self._end = ""
+        return self._end
+
+    def _close(self, last_id: int | None, tool_calls: Sequence[Mapping[str, Any]] = ()) -> list[Piece]:
+        state = self._state
+        if state.last is None:
+            return []
+        entry = state.last.entry
+        if state.turn:
+            text = self._assistant_end()
+            if tool_calls:
+                calls = Message.parse({"role": "assistant", "tool_calls": tool_calls}).tool_calls
+                entry = entry._replace(calls=tuple(call["id"] for call in calls))
+        elif state.read is not None:
+            text = state.carry + self._template.closing(self._entries(_WINDOW))[state.read :]
+        else:
+            return []
+        ids, _ = self._encoder.encode(text)
+        if ids and ids[0] == last_id:
+            del ids[0]
+        node = _Node(state.last.parent, entry)
+        self._state = replace(state, last=node, turn=False, read=None, carry="")
+        return [Piece(ids, "closing", _region(entry), entry.role)] if ids else []
+
+    def _add(self, messages: list[Message], offset: int, prompt: bool) -> list[Piece]:
+        try:
+            layout = self._lay_out(messages, prompt)
+        except Moved as moved:
+            turns = _turns(messages)
+            if len(turns) == 1:
+                raise MessageError(
+                    "the model's chat template moves this message's text to another place",
+                    index=offset + (moved.index or 0),
+                    way_out="Send it where the template puts it",
+                ) from None
+            pieces: list[Piece] = []
+            for number, turn in enumerate(turns):
+                pieces += self._add(turn, offset, prompt and number == len(turns) - 1)
+                offset += len(turn)
+            return pieces
+        except Refused as refused:
+            raise self._refusal(messages, offset, str(refused)) from None
+        except MessageError as error:
+            raise MessageError(
+                error.cause, index=offset + (error.index or 0), way_out=error.way_out
+            ) from None
+        return self._pieces(messages, offset, prompt, layout)
+
+    def _lay_out(self, messages: list[Message], prompt: bool) -> Layout:
+        state = self._state
+        history = self._entries(_WINDOW)
+        try:
+            return self._template.lay_out(history, messages, prompt, state.read)
+        except Moved:
+            # The template repeats the rules in the last turn; they stand at the start of the session already.
+            spoken = [entry for entry in history if entry.role not in ("system", "developer")]
+            if not spoken or len(spoken) == len(history):
+                raise
+            return self._template.lay_out(spoken, messages, prompt, state.read)
+        except Refused:
+            return self._template.lay_out(self._entries(None), messages, prompt, state.read)
+
+    def _refusal(self, messages: list[Message], offset: int, words: str) -> MessageError:
+        way_out = "Change the order or the roles of the messages to what the model was trained on"
+        cause = f"the model's chat template refuses this message: {words}"
+        if not messages:
+            return MessageError(cause, option="messages", way_out=way_out)
+        index = offset + self._template.culprit(self._entries(None), messages)
+        return MessageError(cause, index=index, way_out=way_out)
+
+    def _pieces(self, messages: list[Message], offset: int, prompt: bool, layout: Layout) -> list[Piece]:
+        state = self._state
+        text = state.carry + layout.text
+        shift = len(state.carry)
+        starts = [start + shift for start in layout.starts]
+        own = [[(a + shift, b + shift) for a, b in ranges] for ranges in layout.contents]
+        protected = [(0, shift)] * bool(shift) + [span for ranges in own for span in ranges]
+        ids, ends = self._encoder.encode(text, protected, start=not state.started)
+        first = self._preamble(messages, text, own) if state.last is None else 0
+        places = [max(start, first) for start in starts]
+        if not state.started and self._encoder.bos is not None and ids[:1] != [self._encoder.bos]:
+            ids.insert(0, self._encoder.bos)
+            ends.insert(0, 0)
+        elif state.started and state.last is None and first and text.startswith(self._bos_text or "\0"):
+            del ids[0], ends[0]  # raw ids stand at the start, and a session has one start
+        marks = cut(ids, ends, places)
+        if state.last is None and not first:
+            marks[0] = 0
+
+        for message, reasoning in zip(messages, layout.reasoning, strict=True):
+            calls = tuple(call["id"] for call in message.tool_calls)
+            has_text = bool(message.content.strip())
+            self._append(
+                Entry(
+                    message.role,
+                    calls,
+                    message.tool_call_id,
+                    message.name,
+                    has_text,
+                    False,
+                    reasoning,
+                    message.span,
+                )
+            )
+        self._state = replace(self._state, read=None, carry="")
+        stop = len(ids) if prompt or not messages else self._hold(text, starts[-1], own, ids, ends, marks[-2])
+        marks = [*marks[:-1], marks[-1] if prompt else stop]
+
+        pieces = []
+        if marks[0]:
+            if state.last is None:
+                region = Region.TOOLS if self._template.tools else Region.SYSTEM
+                pieces.append(Piece(ids[: marks[0]], "preamble", region, "system"))
+            else:
+                before = state.last.entry
+                pieces.append(Piece(ids[: marks[0]], "closing", _region(before), before.role))
+        for index, (message, (left, right)) in enumerate(zip(messages, pairwise(marks), strict=True)):
+            inside = None
+            if own[index]:
+                begin = cut(ids, ends, [own[index][0][0]])[0]
+                end = cut(ids, ends, [own[index][-1][1] - 1])[0] + 1
+                inside = (max(begin, left) - left, min(end, right) - left)
+            pieces.append(
+                Piece(
+                    ids[left:right],
+                    "message",
+                    message.memory_region,
+                    message.role,
+                    offset + index,
+                    message.span,
+                    message.pin,
+                    message.step,
+                    message.reads,
+                    inside,
+                )
+            )
+        if prompt:
+            pieces.append(Piece(ids[marks[-1] :], "prompt", Region.ASSISTANT, "assistant"))
+            self._append(Entry("assistant", generated=True))
+            self._state = replace(self._state, turn=True)
+        return pieces
+
+    def _preamble(self, messages: list[Message], text: str, own: list[list[tuple[int, int]]]) -> int:
+        """Characters that the template writes before the first message on its own account."""
+        if not messages or not own[0] or messages[0].role in ("system", "developer"):
+            return 0
+        header = self._template.header(messages[0])
+        before = text[: own[0][0][0]]
+        return len(before) - len(header) if header and before.endswith(header) else 0
+
+    def _hold(
+        self,
+        text: str,
+        end: int,
+        own: list[list[tuple[int, int]]],
+        ids: list[int],
+        ends: list[int],
+        least: int,
+    ) -> int:
+        """Hold back a closing that hangs on what follows (tool results that merge into one block).
+
+        Returns the number of ids that are certain.
+        """
+        history = self._entries(_WINDOW)
+        key = (history[-1].role, len(history[-1].calls))
+        if self._varies.get(key) is False or not own[-1]:
+            return len(ids)
+        closing = self._template.closing(history)
+        nexts = self._template.continuations(history)
+        common = min((common_text(closing, other) for other in nexts), default=len(closing))
+        self._varies[key] = common < len(closing)
+        if common == len(closing):
+            return len(ids)
+        bare = end - len(closing)  # where the closing begins
+        certain = bare + common
+        index = max(least, cut(ids, ends, [max(0, certain - _LOOK_BACK)])[0])
+        begin = ends[index - 1] if index else 0
+
+        def goes_on(place: int, other: str) -> tuple[list[int], list[int]]:
+            inside = [(max(a, place) - place, b - place) for a, b in own[-1] if b > place]
+            return self._encoder.encode(text[place:certain] + other[common:], inside)
+
+        forms = [(other, *goes_on(begin, other)) for other in (closing, *nexts)]
+        same = min(common_prefix(forms[0][1], form) for _, form, _ in forms)
+        # The cut is good where the rest, encoded by itself, gives the same ids whatever follows.
+        while same:
+            place = begin + forms[0][2][same - 1]
+            if place <= certain and all(goes_on(place, other)[0] == form[same:] for other, form, _ in forms):
+                break
+            same -= 1
+        place = begin + forms[0][2][same - 1] if same else begin
+        self._state = replace(self._state, read=max(0, place - bare), carry=text[place:bare])
+        return index + same
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Number of ids that two lists share from their start."""
+    size = min(len(a), len(b))
+    if not size:
+        return 0
+    differ = np.asarray(a[:size]) != np.asarray(b[:size])
+    first = int(differ.argmax())
+    return first if differ[first] else size
+
+
+def _turns(messages: list[Message]) -> list[list[Message]]:
+    """Split a list before each user message that follows an answer."""
+    turns: list[list[Message]] = []
+    for index, message in enumerate(messages):
+        if not turns or (message.role == "user" and messages[index - 1].role in ("assistant", "tool")):
+            turns.append([])
+        turns[-1].append(message)
+    return turns
+
+
+def _region(entry: Entry) -> Region:
+    return Message(entry.role).memory_region

@@ -1,0 +1,97 @@
+"""One assistant turn: sampled tokens become text, and the session keeps exactly that text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+from torch import Tensor
+
+from tenure.detokenize import TextStream
+from tenure.sampling import Sampler, SamplingOptions
+
+if TYPE_CHECKING:
+    from tenure.session import Session
+    from tenure.spans import Span
+
+FinishReason = Literal["stop", "length", "cancel"]
+
+
+class Turn:
+    """An assistant turn in the making. Iterate over it for pieces of text.
+
+    The last sampled token has no KV yet; it waits in the session's backlog and is computed before anything that
+    follows. A turn that is dropped half-way (an exception, Ctrl-C, a ``break``) is closed as ``cancel``: what was
+    produced so far stays, and the next turn works.
+
+    Args:
+        session: with the generation prompt queued.
+        span: of the assistant's message.
+        start: tokens of the session before the first sampled one.
+        options: of the sampling.
+    """
+
+    def __init__(self, session: Session, span: Span, start: int, options: SamplingOptions) -> None:
+        self.session = session
+        self.options = options
+        self.reason: FinishReason | None = None
+        self.ids: list[int] = []
+        self._span = span
+        self._start = start
+        self._sampler = Sampler(options)
+        self._stream = TextStream(session.engine.tokenizer, stop=options.stop, stop_ids=session.stop_ids)
+        self._pieces: list[str] = []
+        self._closed = False
+        self._taken = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether no further token is wanted."""
+        return self.reason is not None
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self._pieces)
+
+    def accept(self, logits: Tensor) -> None:
+        """Sample the next token from fp32 logits ``[vocabulary]``."""
+        token = self._sampler(logits)
+        if token in self.session.stop_ids:
+            # Never entered: the template's own closing tokens end the turn.
+            self.reason = "stop"
+            return
+        self.ids.append(token)
+        self.session.memory.queue([token], self._span)
+        self._pieces.append(self._stream.push(token))
+        if self._stream.stopped is not None:
+            self.reason = "stop"
+        elif len(self.ids) >= self.options.max_tokens:
+            self.reason = "length"
+
+    def close(self) -> None:
+        """End the turn. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        if self.reason is None:
+            self.reason = "cancel"
+        self._pieces.append(self._stream.finish())
+        if self._stream.stopped is not None:
+            kept, rest = self._stream.kept_ids()
+            self.session.rewind_turn(self._span, self._start + len(kept), rest)
+        self.session.end_turn()
+
+    def __iter__(self) -> Iterator[str]:
+        try:
+            while not self.done:
+                self.session.engine.step([self.session])
+                yield from self._new()
+        finally:
+            self.close()
+        yield from self._new()
+
+    def _new(self) -> Iterator[str]:
+        pieces = self._pieces[self._taken :]
+        self._taken = len(self._pieces)
+        yield from (piece for piece in pieces if piece)

@@ -1,0 +1,73 @@
+"""The masked reference (oracle O2): every key and value ever computed, evicted ones hidden by an explicit mask."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from tenure.models.adapter import Adapter
+from torch import Tensor
+
+
+class MaskedReference:
+    """Runs a model over all rows it ever computed, of which a mask hides what a session evicted.
+
+    It shares no cache, ledger or kernel with the engine: one softmax over all rows, rotation by complex numbers.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._adapter = Adapter.attach(copy.deepcopy(model), executor="transformers")
+        layers = self._adapter.layout.layers
+        self._keys: list[Tensor | None] = [None] * layers
+        self._values: list[Tensor | None] = [None] * layers
+        self._length = 0
+
+    def run(self, ids: list[int], logical: Tensor, position: Tensor, first: int) -> Tensor:
+        """Logits of a chunk.
+
+        Args:
+            ids: the chunk.
+            logical: ``[groups, rows]``, which tokens the session holds.
+            position: ``[groups, rows]``, where they stand.
+            first: rotary position of the chunk's first token.
+        """
+        total = self._length + len(ids)
+        self._visible, self._positions = [], []
+        for rows, places in zip(logical, position, strict=True):
+            visible = torch.zeros(total, dtype=torch.bool)
+            visible[rows] = True
+            visible[self._length :] = True
+            where = torch.zeros(total, dtype=torch.int64)
+            where[rows] = places
+            where[self._length :] = first + torch.arange(len(ids))
+            self._visible.append(visible)
+            self._positions.append(where)
+        work = SimpleNamespace(attend=self._attend)
+        with torch.no_grad():
+            logits = self._adapter.forward(torch.tensor(ids), work, torch.arange(len(ids)))  # type: ignore[arg-type]
+        self._length = total
+        return logits
+
+    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        old_k, old_v = self._keys[layer], self._values[layer]
+        self._keys[layer] = k = k if old_k is None else torch.cat([old_k, k], 1)
+        self._values[layer] = v = v if old_v is None else torch.cat([old_v, v], 1)
+        group = layer % len(self._visible)
+        n, total = q.shape[1], k.shape[1]
+        q = self._rotate(q, self._positions[group][total - n :])
+        k = self._rotate(k, self._positions[group])
+        share = q.shape[0] // k.shape[0]
+        k, v = k.repeat_interleave(share, 0), v.repeat_interleave(share, 0)
+        index = torch.arange(total)
+        mask = self._visible[group][None] & (index[None] <= index[total - n :, None])
+        logits = (q @ k.transpose(1, 2)) * self._adapter.scale
+        return (logits.masked_fill(~mask, float("-inf")).softmax(-1) @ v).transpose(0, 1)
+
+    def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        rope = self._adapter.rope
+        half = rope.inv_freq.numel()
+        turn = torch.polar(torch.ones(()), positions[:, None].float() * rope.inv_freq) * rope.attention_factor
+        pair = torch.complex(x[..., :half], x[..., half : 2 * half]) * turn
+        return torch.cat([pair.real, pair.imag, x[..., 2 * half :]], -1)
