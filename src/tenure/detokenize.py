@@ -9,10 +9,12 @@ when its last character is cut; the pieces keep the characters that were complet
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tenure.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -52,8 +54,7 @@ class TextStream:
         self._given = 0  # characters given out
         self._settled = 0  # characters given out or held
         # Where ids and characters end together, from the last such place within the given text on, and the
-        text
-        # from there on: what `kept_ids` needs. Neither grows with the turn.
+        # text from there on: what `kept_ids` needs. Neither grows with the turn.
         self._points: deque[tuple[int, int]] = deque([(0, 0)])
         self._recent = ""
 
@@ -77,17 +78,13 @@ class TextStream:
         """Return what was held back: the last characters, and the replacement character for half of one."""
         if isinstance(self.stopped, str):
             return ""
-        text = self._emit(self._take(len(self._pending), self._text_of(len(self._pending))))
-        if isinstance(self.stopped, str):
-            return text
-        text += self._held
+        text = self._emit(self._take(len(self._pending), self._text_of(len(self._pending)))) + self._held
         self._given += len(self._held)
         self._held = ""
         return text
 
     def kept_ids(self) -> tuple[list[int], str]:
-        """The longest start of the ids whose text lies within the text given out, and the text that is
-        missing.
+        """The longest start of the ids whose text lies within the text given out, and the text missing then.
 
         After a stop string a session goes back to these ids and encodes the missing text, so that its history
         is exactly what the caller saw. Without a stop string these are all ids (but the stop id) and "".

@@ -104,5 +104,5 @@ class Encoder:
 
 
 def cut(ids: list[int], ends: list[int], places: Sequence[int]) -> list[int]:
-    """Index of the first token that reaches beyond each character place: where that text begins in the
-    ids.""" return [min(bisect_right(ends, place), len(ids)) for place in places]
+    """Index of the first token that reaches beyond each character place."""
+    return [min(bisect_right(ends, place), len(ids)) for place in places]

@@ -73,14 +73,14 @@ class Engine:
         """
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        from tenure.models.sources import check_memory, resolve
+        from tenure.models.folder import check_memory
+        from tenure.models.sources import resolve
 
         config = EngineConfig(**options)
         device = _device(config.device)
         dtype = compute_dtype(config.dtype, device)
         found = resolve(str(model))
-        if device.type == "cpu":
-            check_memory(found.weight_bytes, dtype)
+        check_memory(found.weight_bytes, dtype, device=config.device)
         tokenizer = AutoTokenizer.from_pretrained(found.path)
         loaded = AutoModelForCausalLM.from_pretrained(found.path, dtype=dtype)
         return cls(loaded.to(device), tokenizer, config=config, name=str(model))

@@ -17,9 +17,10 @@ import re
 import secrets
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from tenure.errors import MessageError, ModelError
+from tenure.skeleton import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -41,34 +42,6 @@ class Moved(Exception):  # noqa: N818
     def __init__(self, index: int | None) -> None:
         super().__init__(index)
         self.index = index
-
-
-class Entry(NamedTuple):
-    """What stays of a message when its text is gone."""
-
-    role: str
-    calls: tuple[str, ...] = ()
-    tool_call_id: str | None = None
-    name: str | None = None
-    has_text: bool = True
-    generated: bool = False
-    reasoning: str | None = None
-    span: str | None = None
-
-    def as_chat(self, mark: str) -> dict[str, Any]:
-        """The message with a mark for its text and stand-ins for its calls."""
-        chat: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
-        chat["content"] = mark if self.has_text or not self.calls else ""
-        if self.calls:
-            function = {"name": "f", "arguments": {}}
-            chat["tool_calls"] = [
-                {"id": call, "type": "function", "function": function} for call in self.calls
-            ]
-        if self.tool_call_id is not None:
-            chat["tool_call_id"] = self.tool_call_id
-        if self.name is not None:
-            chat["name"] = self.name
-        return chat
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +108,7 @@ class ChatTemplate:
 
     def marks(self, text: str) -> dict[int, tuple[int, int]]:
         """Last place of each mark in a rendering, in order of place."""
-        found = {}
+        found: dict[int, tuple[int, int]] = {}
         for match in re.finditer(rf"Q{self._nonce}x(\d+)Z", text):
             number = int(match[1])
             found.pop(number, None)
@@ -185,7 +158,7 @@ class ChatTemplate:
             Moved: it writes a text twice or out of order.
             MessageError: it leaves out or rewrites a message's text.
         """
-        old = [entry.as_chat(self.mark(number)) for number, entry in enumerate(history)]
+        old = self._skeleton(history)
         base = len(old)
         drafts, atoms = self._drafts(new, base)
         marked = self.render(old + drafts, prompt)
@@ -223,13 +196,13 @@ class ChatTemplate:
 
     def closing(self, history: Sequence[Entry]) -> str:
         """What the template writes after the last text of a history."""
-        text = self.render([entry.as_chat(self.mark(number)) for number, entry in enumerate(history)])
+        text = self.render(self._skeleton(history))
         return text[max((end for _, end in self.marks(text).values()), default=0) :]
 
     def continuations(self, history: Sequence[Entry]) -> list[str]:
-        """What follows the last text of a history when the conversation goes on in each way that is
-        allowed.""" old = [entry.as_chat(self.mark(number)) for number, entry in enumerate(history)] found =
-        []
+        """What follows the last text of a history, for each way of going on that the template allows."""
+        old = self._skeleton(history)
+        found = []
         nexts: list[list[dict[str, Any]]] = [
             [Entry(role).as_chat(self.mark(len(old)))] for role in ("tool", "user", "assistant")
         ]
@@ -244,11 +217,12 @@ class ChatTemplate:
         return found
 
     def header(self, message: Message) -> str | None:
-        """What the template writes before the text of a message that is not the first, or None if it tells
-        not.""" role = "system" if message.role == "developer" else message.role others = [Entry("assistant"
-        if role != "assistant" else "user")] for between in (others, []):
+        """What the template writes before the text of such a message later in a conversation, if it tells."""
+        role = "system" if message.role == "developer" else message.role
+        other = Entry("user" if role == "assistant" else "assistant")
+        for between in ([other], []):
             history = [Entry(role), *between]
-            old = [entry.as_chat(self.mark(number)) for number, entry in enumerate(history)]
+            old = self._skeleton(history)
             try:
                 text = self.render([*old, Entry(role).as_chat(self.mark(len(old)))])
                 closing = self.closing(history)
@@ -261,7 +235,7 @@ class ChatTemplate:
 
     def culprit(self, history: Sequence[Entry], new: Sequence[Message]) -> int:
         """Index of the first new message that makes the template refuse."""
-        old = [entry.as_chat(self.mark(number)) for number, entry in enumerate(history)]
+        old = self._skeleton(history)
         chat = old + [message.as_chat() for message in new]
         for count in range(len(new) - 1, 0, -1):
             try:
@@ -270,6 +244,9 @@ class ChatTemplate:
                 continue
             return count
         return 0
+
+    def _skeleton(self, history: Sequence[Entry]) -> list[dict[str, Any]]:
+        return [entry.as_chat(self.mark(number)) for number, entry in enumerate(history)]
 
     def _drafts(self, new: Sequence[Message], base: int) -> tuple[list[dict[str, Any]], list[_Atom]]:
         atoms: list[_Atom] = []

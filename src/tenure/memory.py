@@ -91,6 +91,13 @@ class Memory:
         """Tokens of the backlog."""
         return sum(len(item.ids) - item.done for item in self._backlog)
 
+    @property
+    def last_span(self) -> Span | None:
+        """The span of the last token, computed or waiting; None in an empty session."""
+        if self._backlog:
+            return self._backlog[-1].span
+        return self.ledger.spans[-1] if len(self.ledger.spans) else None
+
     def queue(self, ids: Sequence[int], span: Span) -> None:
         """Put tokens behind the backlog as (a further part of) a span."""
         if len(ids):

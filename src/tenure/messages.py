@@ -7,14 +7,13 @@ The fields of the OpenAI chat format, and Tenure's optional marks: `span` (an id
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from tenure.errors import ConfigError, MessageError
 from tenure.regions import Region, infer_region, parse_region
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 Pin = Literal["hard", "soft"]
 
@@ -71,8 +70,6 @@ class Message:
         Raises:
             MessageError: names the index and the field.
         """
-        from collections.abc import Mapping
-
         if isinstance(obj, str):
             obj = {"role": "user", "content": obj}
         elif isinstance(obj, Message):
@@ -215,10 +212,8 @@ def _with_arguments_as_data(call: Mapping[str, Any]) -> dict[str, Any]:
     # Templates write arguments as JSON: JSON text would be quoted a second time.
     function = dict(call["function"])
     if isinstance(function["arguments"], str):
-        try:
+        with suppress(ValueError):  # a broken call is history too: it is shown as the text that it was
             function["arguments"] = json.loads(function["arguments"])
-        except ValueError:
-            pass  # a broken call is history too: it is shown as the text that it was
     return {**call, "function": function}
 
 

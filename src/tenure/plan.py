@@ -24,9 +24,10 @@ class Step:
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not self.id:
             raise PlanError(f"a step's id must be a non-empty string, not {self.id!r}")
-        if isinstance(self.reads, str) or not all(isinstance(span, str) and span for span in self.reads):
-            raise PlanError(f"the reads of step {self.id!r} must be a list of span ids, not {self.reads!r}")
-        object.__setattr__(self, "reads", tuple(dict.fromkeys(self.reads)))
+        reads: object = self.reads
+        if not isinstance(reads, (list, tuple)) or not all(isinstance(span, str) and span for span in reads):
+            raise PlanError(f"the reads of step {self.id!r} must be a list of span ids, not {reads!r}")
+        object.__setattr__(self, "reads", tuple(dict.fromkeys(reads)))
 
 
 class Plan:
@@ -111,9 +112,9 @@ class Plan:
                 self._current += 1
 
     def next_reader(self, span_id: str) -> Step | None:
-        """The next unfinished step that reads a span: the first from the current one on, else the latest
-        overdue one.""" place = self._next_place(span_id) return None if place is None else
-        self._steps[place]
+        """The next unfinished step that reads a span, from the current one on; else the last overdue one."""
+        place = self._next_place(span_id)
+        return None if place is None else self._steps[place]
 
     def delta(self, span_id: str) -> int | None:
         """Steps from the current one to the next unfinished reader of a span.

@@ -19,7 +19,7 @@ from tenure.regions import Region
 from tenure.report import SessionStats, SpanReport
 from tenure.sampling import SamplingOptions
 from tenure.spans import Pin, Span
-from tenure.transcript import Message, Piece, Transcript, common_prefix
+from tenure.transcript import Message, Piece, State, Transcript, common_prefix
 from tenure.turn import Turn
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class Session:
         self._collected: list[Tensor] | None = None
         self._transcript = None if engine.tokenizer is None else Transcript(engine.tokenizer)
         self._turn: Turn | None = None
+        self._states: list[tuple[int, State]] = [(0, State())]
         self._unnamed = 0
         self._step: str | None = None
 
@@ -83,16 +84,56 @@ class Session:
         if isinstance(messages, (str, Mapping, Message)):
             messages = [messages]
         parsed = [Message.parse(message, index) for index, message in enumerate(messages)]
-        transcript = self._chat().copy()
+        transcript = self._chat().fork()
         pieces = transcript.open(parsed, add_generation_prompt=reply)
+        return self._enqueue(pieces, parsed, transcript)
+
+    def sync(self, messages: Iterable[MessageLike], *, reply: bool = True) -> int:
+        """Make the session's history equal a whole conversation, computing only what differs.
+
+        For clients that send everything every time. The conversation is rendered as for a new session; the
+        longest common prefix of token ids is kept, the rest is taken back and read anew. What was evicted of
+        the common part stays evicted.
+
+        Args:
+            messages: the whole conversation.
+            reply: put the generation prompt behind it.
+
+        Returns:
+            Tokens that were reused, the ``cached_tokens`` of the OpenAI interface.
+        """
+        self._idle()
+        parsed = [Message.parse(message, index) for index, message in enumerate(messages)]
+        transcript = self._chat().fork()
+        transcript.restore(State())
+        pieces = transcript.open(parsed, add_generation_prompt=reply)
+        ids = [token for piece in pieces for token in piece.ids]
+        cached = common_prefix(self.memory.ids, ids)
+        if reply and cached == len(ids):
+            cached -= 1  # the last token is computed again for its logits
+        self._check_ids(piece.span for piece in _after(pieces, cached))
+        self.memory.keep_first(cached)
+        self._states = [(0, State())]
+        self._enqueue(_after(pieces, cached), parsed, transcript)
+        self.engine.drain([self])
+        return cached
+
+    def _enqueue(self, pieces: list[Piece], parsed: list[Message], transcript: Transcript) -> list[Span]:
+        self._check_ids(piece.span for piece in pieces)
         self.memory.check_pins(sum(len(piece.ids) for piece in pieces if piece.pin == "hard"))
-        spans = self._spans(pieces)
         for message in parsed:
             self._follow(message)
-        for piece, span in zip(pieces, spans, strict=True):
+        spans = []
+        for piece in pieces:
+            span = self.memory.last_span
+            if span is None or piece.kind != "closing":
+                span = self._new_span(piece.span, piece.region, piece.role, piece.pin)
             self.memory.queue(piece.ids, span)
+            if piece.kind == "message":
+                spans.append(span)
         self._transcript = transcript
-        return [span for piece, span in zip(pieces, spans, strict=True) if piece.message is not None]
+        self._states.append((len(self.memory.ids) + self.memory.waiting, transcript.snapshot()))
+        return spans
 
     def append_ids(
         self,
@@ -114,11 +155,15 @@ class Session:
             ConfigError: an id is not in the vocabulary.
         """
         self._idle()
+        if self._transcript is not None and self._transcript.turn_open:
+            raise ConfigError("an assistant turn is open", option="ids", way_out="Append a message first")
         vocabulary = self.engine.adapter.model.config.get_text_config().vocab_size
         if ids and not 0 <= min(ids) <= max(ids) < vocabulary:
             raise ConfigError(f"token ids must be in 0..{vocabulary - 1}", option="ids")
         self.memory.check_pins(len(ids) if pin == "hard" else 0)
         new = self._new_span(span, region, None, pin)
+        if self._transcript is not None:
+            self._transcript.raw()
         self.memory.queue(ids, new)
         self.engine.drain([self])
         return new
@@ -156,10 +201,15 @@ class Session:
         """A turn that the caller advances with :meth:`Engine.step` until it is done, then closes."""
         checked = options or SamplingOptions(**fields)
         self._idle()
-        if not self._chat().replying:
+        if not self._chat().turn_open:
             self.queue([], reply=True)
-        last = self.memory.last_span()
-        self._turn = Turn(self, last, len(self.memory.ids) + self.memory.waiting, checked)
+        span = self.memory.last_span
+        if span is None:
+            raise ConfigError("there is nothing to answer", option="session", way_out="Append a message first")
+        length = len(self.memory.ids) + self.memory.waiting
+        self._turn = Turn(self, span, length, checked)
+        if not self.memory.waiting and self.logits is not None:
+            self._turn.accept(self.logits)
         return self._turn
 
     @property
@@ -188,12 +238,13 @@ class Session:
             self.memory.keep_first(length)
         else:
             self.memory.drop_backlog()
-        self.memory.queue(self._chat().encode(text), span)
+        if text:
+            ids = self.engine.tokenizer(text, add_special_tokens=False)["input_ids"]
+            self.memory.queue(ids, span)
 
     def end_turn(self) -> None:
         """The turn is over: its message is part of the history, its closing tokens come with the next message."""
         self._turn = None
-        self._chat().end_reply()
         if self._step is not None:
             self.plan.finish(self._step)
             self._step = None
@@ -211,8 +262,14 @@ class Session:
         self._idle()
         self.memory.keep_first(count)
         self.logits = None
+        while self._states[-1][0] > count:
+            self._states.pop()
+        length, state = self._states[-1]
         if self._transcript is not None:
-            self._transcript.rewind(len(self.memory.ledger.spans), clean=self._at_message_end(count))
+            self._transcript = self._transcript.fork()
+            self._transcript.restore(state)
+            if count > length and not self._transcript.turn_open:
+                self._transcript.raw()  # the start of a message that was cut is no message
 
     def drop_last(self, count: int) -> None:
         """Take back the last ``count`` tokens; 0 changes nothing.
@@ -233,7 +290,8 @@ class Session:
         copy.__dict__.update(self.__dict__)
         copy.plan = self.plan.copy()
         copy.memory = self.memory.fork(copy.plan)
-        copy._transcript = None if self._transcript is None else self._transcript.copy()
+        copy._transcript = None if self._transcript is None else self._transcript.fork()
+        copy._states = list(self._states)
         return copy
 
     # -- asking about itself ---------------------------------------------------------------------
@@ -319,6 +377,13 @@ class Session:
             )
         return self._transcript
 
+    def _check_ids(self, names: Iterable[str | None]) -> None:
+        given = [name for name in names if name is not None]
+        for place, name in enumerate(given):
+            self.memory.ledger.spans.check_new(name)
+            if name in given[:place]:
+                raise ConfigError(f"{name!r} is given twice", option="span", way_out="Give each span its own id")
+
     def _new_span(self, name: str | None, region: Region, role: str | None, pin: Pin | None) -> Span:
         table = self.memory.ledger.spans
         if name is not None:
@@ -339,3 +404,17 @@ class Session:
             self.plan.finish(current.id)
         self.plan.begin(message.step)
         self._step = message.step
+
+
+def _after(pieces: Iterable[Piece], count: int) -> list[Piece]:
+    """What is left of pieces behind their first ``count`` ids; a piece that is cut goes on with its span."""
+    rest = []
+    for piece in pieces:
+        if count >= len(piece.ids) and count:
+            count -= len(piece.ids)
+        elif count:
+            rest.append(replace(piece, ids=piece.ids[count:], kind="closing"))
+            count = 0
+        else:
+            rest.append(piece)
+    return rest

@@ -21,15 +21,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from tenure.encode import Encoder, cut
 from tenure.errors import MessageError
-from tenure.layout import ChatTemplate, Entry, Layout, Moved, Refused, common_text
+from tenure.layout import ChatTemplate, Layout, Moved, Refused, common_text
 from tenure.messages import Message, Pin
 from tenure.regions import Region
+from tenure.skeleton import Entry, Node, State
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -73,32 +74,6 @@ class Piece:
     text: tuple[int, int] | None = None
 
 
-class _Node(NamedTuple):
-    parent: _Node | None
-    entry: Entry
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """Where a transcript stands. Immutable and small: keep one for each place that a session may go back to.
-
-    Args:
-        last: skeleton of the history, newest first.
-        rules: the system messages at its start.
-        started: whether the session has any ids.
-        turn: whether an assistant's turn is open.
-        read: characters of the last message's closing that have been read, None for all.
-        carry: end of the last message's text that waits for what follows.
-    """
-
-    last: _Node | None = None
-    rules: tuple[Entry, ...] = ()
-    started: bool = False
-    turn: bool = False
-    read: int | None = None
-    carry: str = ""
-
-
 class Transcript:
     """Renders one session's messages.
 
@@ -120,7 +95,9 @@ class Transcript:
         self._template = ChatTemplate(tokenizer, tools, dict(template_options or {}))
         self._encoder = Encoder(tokenizer)
         self._bos_text: str = tokenizer.bos_token or ""
-        self._eos_ids = {*eos_ids} | ({tokenizer.eos_token_id} - {None})
+        self._eos_ids = {*eos_ids}
+        if tokenizer.eos_token_id is not None:
+            self._eos_ids.add(tokenizer.eos_token_id)
         self._varies: dict[tuple[str, int], bool] = {}
         self._stop_ids: frozenset[int] | None = None
         self._end: str | None = None
@@ -152,8 +129,8 @@ class Transcript:
         """Ids that end an assistant's turn: end-of-text ids and the template's own end-of-turn id."""
         if self._stop_ids is None:
             ids, _ = self._encoder.encode(self._assistant_end())
-            marker = next((token for token in ids if token in self._encoder.special), None)
-            self._stop_ids = frozenset(self._eos_ids | ({marker} - {None}))
+            markers = [token for token in ids if token in self._encoder.special]
+            self._stop_ids = frozenset(self._eos_ids.union(markers[:1]))
         return self._stop_ids
 
     def export(self) -> list[dict[str, Any]]:
@@ -170,7 +147,7 @@ class Transcript:
                 "tool_call_id": entry.tool_call_id,
                 "reasoning": "as generated" if entry.generated else entry.reasoning,
             }
-            for entry in self._entries(None)
+            for entry in self._state.entries()
         ]
 
     # Rendering
@@ -240,25 +217,6 @@ class Transcript:
 
     # Inside
 
-    def _entries(self, limit: int | None) -> list[Entry]:
-        """The skeleton, oldest first; with a limit, its leading rules and the last whole exchanges."""
-        entries: list[Entry] = []
-        node = self._state.last
-        while node is not None:
-            if limit is not None and len(entries) >= limit and entries[-1].role == "user":
-                if node.entry.role in ("assistant", "tool"):
-                    return [*self._state.rules, *reversed(entries)]
-            entries.append(node.entry)
-            node = node.parent
-        return entries[::-1]
-
-    def _append(self, entry: Entry) -> None:
-        state = self._state
-        rules = state.rules
-        if entry.role in ("system", "developer") and (state.last is None or state.last.entry in rules):
-            rules = (*rules, entry)
-        self._state = replace(state, last=_Node(state.last, entry), rules=rules, started=True)
-
     def _assistant_end(self) -> str:
         if self._end is None:
             try:
@@ -278,13 +236,13 @@ class Transcript:
                 calls = Message.parse({"role": "assistant", "tool_calls": tool_calls}).tool_calls
                 entry = entry._replace(calls=tuple(call["id"] for call in calls))
         elif state.read is not None:
-            text = state.carry + self._template.closing(self._entries(_WINDOW))[state.read :]
+            text = state.carry + self._template.closing(self._state.entries(_WINDOW))[state.read :]
         else:
             return []
         ids, _ = self._encoder.encode(text)
         if ids and ids[0] == last_id:
             del ids[0]
-        node = _Node(state.last.parent, entry)
+        node = Node(state.last.parent, entry)
         self._state = replace(state, last=node, turn=False, read=None, carry="")
         return [Piece(ids, "closing", _region(entry), entry.role)] if ids else []
 
@@ -314,7 +272,7 @@ class Transcript:
 
     def _lay_out(self, messages: list[Message], prompt: bool) -> Layout:
         state = self._state
-        history = self._entries(_WINDOW)
+        history = self._state.entries(_WINDOW)
         try:
             return self._template.lay_out(history, messages, prompt, state.read)
         except Moved:
@@ -324,14 +282,14 @@ class Transcript:
                 raise
             return self._template.lay_out(spoken, messages, prompt, state.read)
         except Refused:
-            return self._template.lay_out(self._entries(None), messages, prompt, state.read)
+            return self._template.lay_out(self._state.entries(), messages, prompt, state.read)
 
     def _refusal(self, messages: list[Message], offset: int, words: str) -> MessageError:
         way_out = "Change the order or the roles of the messages to what the model was trained on"
         cause = f"the model's chat template refuses this message: {words}"
         if not messages:
             return MessageError(cause, option="messages", way_out=way_out)
-        index = offset + self._template.culprit(self._entries(None), messages)
+        index = offset + self._template.culprit(self._state.entries(), messages)
         return MessageError(cause, index=index, way_out=way_out)
 
     def _pieces(self, messages: list[Message], offset: int, prompt: bool, layout: Layout) -> list[Piece]:
@@ -356,7 +314,7 @@ class Transcript:
         for message, reasoning in zip(messages, layout.reasoning, strict=True):
             calls = tuple(call["id"] for call in message.tool_calls)
             has_text = bool(message.content.strip())
-            self._append(
+            self._state = self._state.append(
                 Entry(
                     message.role,
                     calls,
@@ -402,7 +360,7 @@ class Transcript:
             )
         if prompt:
             pieces.append(Piece(ids[marks[-1] :], "prompt", Region.ASSISTANT, "assistant"))
-            self._append(Entry("assistant", generated=True))
+            self._state = self._state.append(Entry("assistant", generated=True))
             self._state = replace(self._state, turn=True)
         return pieces
 
@@ -427,7 +385,7 @@ class Transcript:
 
         Returns the number of ids that are certain.
         """
-        history = self._entries(_WINDOW)
+        history = self._state.entries(_WINDOW)
         key = (history[-1].role, len(history[-1].calls))
         if self._varies.get(key) is False or not own[-1]:
             return len(ids)

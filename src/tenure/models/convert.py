@@ -1,15 +1,14 @@
 """GGUF file -> a folder that plain ``from_pretrained`` loads.
 
-Done once per file: a GGUF load unpacks every weight and rebuilds the tokenizer each time, which takes most of a
-minute where the folder takes a second or two.
+Done once per file: loading from GGUF unpacks every weight and rebuilds the tokenizer each time, which takes most of a
+minute where the folder takes two seconds.
 
 Three things differ on purpose from what transformers makes of the file:
 
-- Word embeddings are tied where the original model ties them. Q4_K_M files of tied models hold the matrix twice, coarse
-  as input embedding (Q5_0, Q4_K) and fine as output projection (Q8_0, Q6_K). The fine copy is kept for both: it is the
-  nearer to the matrix that was trained, and the model has its true size again.
-- The tokenizer is that of the original repository also where the GGUF form loses a detail (Unicode NFC of Qwen), and
-  is saved with a class that takes ``tokenizer.json`` literally.
+- Word embeddings are tied where the original model ties them. Q4_K_M files of tied models hold the matrix twice,
+  coarse as input embedding (Q5_0, Q4_K) and fine as output projection (Q8_0, Q6_K). The fine copy is kept for both:
+  it is the nearer to the matrix that was trained, and the model has its true size again.
+- The tokenizer is that of the original model also where GGUF or transformers loses a detail.
 - The configuration carries its rotary parameters in the form of transformers 4 and in that of 5.
 """
 
@@ -18,9 +17,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tenure.errors import ModelError
@@ -28,48 +24,52 @@ from tenure.models.gguf_file import GgufFacts, read_gguf
 from tenure.models.gguf_tokenizer import save_tokenizer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     import torch
 
-# Marks of where the object came from, and defaults of every transformers config that say nothing of a language model.
-_DROPPED_KEYS = (
-    *("_name_or_path", "_model_name_or_path", "quantization_config", "transformers_version", "torch_dtype"),
-    *("id2label", "label2id", "return_dict", "output_attentions", "output_hidden_states", "is_encoder_decoder"),
-    *("chunk_size_feed_forward", "problem_type"),
-)
-_SAME_MATRIX = 0.5  # relative distance: two precisions of one matrix stay below 0.3, independent matrices are at 1 or more
+_DROPPED_KEYS = ("_name_or_path", "_model_name_or_path", "quantization_config")
+_CONFIG_FORM = "5.0.0"  # of rope_parameters; 4.57 takes a version just below for one with a broken tokenizer
+_SAME_MATRIX = 0.5  # relative distance: two precisions of one matrix are below 0.3, two matrices above 1
 
 
 def convert_gguf(
-    gguf: Path, target: Path, *, tied: bool | None = None, on_step: Callable[[int, int], None] | None = None
+    gguf: Path,
+    target: Path,
+    *,
+    facts: GgufFacts | None = None,
+    tied: bool | None = None,
+    on_step: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Write ``config.json``, ``generation_config.json``, the tokenizer and ``model.safetensors`` into ``target``.
+    """Write configuration, generation configuration, tokenizer and ``model.safetensors`` into ``target``.
 
     Weights are bf16 if the file is quantised, and keep their precision if it is not.
 
     Args:
         gguf: the file to read.
         target: an empty folder. It is complete only when the call returns.
-        tied: whether the original model ties its word embeddings. None: tied if the file has no output projection,
-            or one that is the embedding up to quantisation.
+        facts: those of the file, if they are at hand.
+        tied: whether the original model ties its word embeddings. None: tied if the file has no output
+            projection, or one that is the embedding up to quantisation.
         on_step: called with (steps done, steps in all).
 
     Raises:
         ModelError: the file is damaged, or transformers cannot read it.
         UnsupportedModelError: see :func:`~tenure.models.gguf_file.read_gguf`.
     """
-    step = on_step or (lambda done, total: None)
-    step(0, 4)
-    facts = read_gguf(gguf)
-    step(1, 4)
+    on_step(0, 4)
+    facts = facts or read_gguf(gguf)
+    on_step(1, 4)
     dtype = _dtype(facts)
     config, state = _load(gguf, facts, dtype)
-    step(2, 4)
+    on_step(2, 4)
+    stops = save_tokenizer(gguf, facts.tokens, target)
+    on_step(3, 4)
     tie = _tie(state, facts, tied)
-    stops = save_tokenizer(gguf, facts, target)
-    step(3, 4)
     _save_configs(config, facts, target, tie=tie, dtype=dtype, stops=stops)
     _save_weights(state, target / "model.safetensors")
-    step(4, 4)
+    on_step(4, 4)
 
 
 def _dtype(facts: GgufFacts) -> torch.dtype:
@@ -83,21 +83,24 @@ def _dtype(facts: GgufFacts) -> torch.dtype:
 
 
 def _load(gguf: Path, facts: GgufFacts, dtype: torch.dtype) -> tuple[Any, dict[str, torch.Tensor]]:
-    """The configuration, corrected, and the dense state dict."""
+    """The configuration and the dense state dict."""
     import transformers
 
     extra: dict[str, Any] = {}
-    if hasattr(transformers, "GgufConfig"):  # since transformers 5 weights stay packed unless asked otherwise
+    if hasattr(transformers, "GgufConfig"):  # where it exists, weights stay packed unless asked otherwise
         extra["quantization_config"] = transformers.GgufConfig(dequantize=True)
     try:
         config = transformers.AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        _correct(config, facts)
+        if facts.head_dim not in (None, config.hidden_size // config.num_attention_heads) or hasattr(
+            config, "head_dim"
+        ):
+            config.head_dim = facts.head_dim or config.hidden_size // config.num_attention_heads
         with contextlib.redirect_stderr(io.StringIO()):  # its two progress bars; ours is the caller's affair
             model = transformers.AutoModelForCausalLM.from_pretrained(
                 gguf.parent, gguf_file=gguf.name, config=config, dtype=dtype, **extra
             )
     except ImportError as error:
-        raise ModelError(f"reading a GGUF file needs a package that is missing: {error}", option=str(gguf)) from error
+        raise ModelError(f"a package for reading GGUF is missing: {error}", option=str(gguf)) from error
     except (ValueError, KeyError, RuntimeError, OSError) as error:
         raise ModelError(
             f"transformers {transformers.__version__} cannot read this GGUF file: {error}",
@@ -110,13 +113,6 @@ def _load(gguf: Path, facts: GgufFacts, dtype: torch.dtype) -> tuple[Any, dict[s
         raise ModelError(f"{len(wrong)} weights were not unpacked, the first is {wrong[0]}", option=str(gguf))
     model.config.architectures = [type(model).__name__]
     return model.config, state
-
-
-def _correct(config: Any, facts: GgufFacts) -> None:
-    if facts.head_dim is not None and facts.head_dim != getattr(config, "head_dim", None):
-        default = config.hidden_size // config.num_attention_heads
-        if hasattr(config, "head_dim") or facts.head_dim != default:
-            config.head_dim = facts.head_dim
 
 
 def _tie(state: dict[str, torch.Tensor], facts: GgufFacts, tied: bool | None) -> bool:
@@ -149,16 +145,19 @@ def _save_configs(
 ) -> None:
     from transformers import GenerationConfig
 
-    data = {k: _decimal(v) for k, v in config.to_dict().items() if k not in _DROPPED_KEYS and v is not None}
-    data["dtype"] = data["torch_dtype"] = str(dtype).removeprefix("torch.")
-    data["tie_word_embeddings"] = tie
-    rope = dict(data.get("rope_parameters") or {})
-    theta = float(rope.pop("rope_theta", data.get("rope_theta", 10_000.0)))
-    scaling = facts.rope_scaling
-    data["rope_theta"] = theta
-    data["rope_scaling"] = scaling
-    data["rope_parameters"] = {**(scaling or {"rope_type": "default"}), "rope_theta": theta}
-    _write_json(target / "config.json", data)
+    data = {k: _decimal(v) for k, v in config.to_diff_dict().items() if k not in _DROPPED_KEYS and v is not None}
+    rope = data.get("rope_parameters") or {}
+    theta = _decimal(float(rope.get("rope_theta") or data.get("rope_theta") or 10_000.0))
+    data |= {
+        "dtype": str(dtype).removeprefix("torch."),
+        "tie_word_embeddings": tie,
+        "transformers_version": _CONFIG_FORM,
+        "rope_theta": theta,
+        "rope_scaling": facts.rope_scaling,
+        "rope_parameters": {**(facts.rope_scaling or {"rope_type": "default"}), "rope_theta": theta},
+    }
+    text = json.dumps(data, indent=2, sort_keys=True)
+    (target / "config.json").write_text(text + "\n", encoding="utf-8")
     ids = {key: data[key] for key in ("bos_token_id", "pad_token_id") if key in data}
     GenerationConfig(eos_token_id=stops, **ids).save_pretrained(target)
 
@@ -167,19 +166,3 @@ def _save_weights(state: dict[str, torch.Tensor], path: Path) -> None:
     from safetensors.torch import save_file
 
     save_file({name: tensor.contiguous() for name, tensor in state.items()}, path, metadata={"format": "pt"})
-
-
-def _write_json(path: Path, data: dict[str, Any]) -> None:
-    path.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def sync_folder(folder: Path) -> None:
-    """Force all files of ``folder``, and the folder itself, to disk."""
-    for path in (*sorted(folder.iterdir()), folder):
-        if os.name == "nt" and path.is_dir():
-            continue  # Windows cannot open folders; its rename is journalled
-        handle = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

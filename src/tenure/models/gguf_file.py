@@ -1,36 +1,61 @@
 """What a GGUF file says about its model, and whether the file is whole.
 
-transformers reads weights and most of the metadata. Read here is what it leaves out: the scaling of the rotary
-frequencies, a head size that is not hidden size / heads, an end-of-turn token, and truncation.
+transformers reads the weights and most of the metadata. Read here is what it, or one of its versions, leaves out or
+gets wrong: the scaling of the rotary frequencies, the head size, special tokens, truncation.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tenure.errors import ModelError, UnsupportedModelError
 
-CONTROL, USER_DEFINED = 3, 4  # token types of the GGUF format: both are matched whole in text
-ARCHITECTURES = ("llama", "qwen2", "qwen3")  # Mistral files say "llama"
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")  # files of Mistral models say "llama"
+_CONTROL, _USER_DEFINED = 3, 4  # token types of the GGUF format: both are matched whole in text
+_SPECIAL = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+_ORIGINAL = "Use a folder with the original config.json and safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTokens:
+    """The tokenizer's part of a GGUF file.
+
+    Attributes:
+        model: "gpt2" for byte-level BPE, "llama" for sentencepiece.
+        pre: llama.cpp's name of the pre-tokenizer.
+        special: transformers' name of a special token -> its text.
+        markers: text -> (id, is a control token) of every token that must stay whole.
+        eot_id: the end-of-turn token, where the file names one.
+        add_bos, add_eos: whether encoding with special tokens adds them.
+    """
+
+    model: str | None
+    pre: str | None
+    special: dict[str, str]
+    markers: dict[str, tuple[int, bool]] = field(repr=False)
+    eot_id: int | None
+    add_bos: bool
+    add_eos: bool
 
 
 @dataclass(frozen=True, slots=True)
 class GgufFacts:
-    """Facts read from a GGUF file.
+    """Facts of a GGUF file.
 
     Attributes:
         architecture: llama.cpp's name of the model family.
-        has_output: whether the output projection is stored, also if the model ties it to the embedding.
+        has_output: whether an output projection is stored, which files of tied models may do too.
         matrix_types: ggml type names of all tensors with two or more dimensions.
-        head_dim: size of an attention head, or None if the file leaves it to the default.
-        rope_scaling: transformers' form of the frequency scaling, or None.
-        markers: text -> id of every token that must stay whole, with True if it is a control token.
-        eot_id: the end-of-turn token, where the file names one.
-        pre_tokenizer: llama.cpp's name of the pre-tokenizer.
+        head_dim: size of an attention head, or None if it is hidden size / heads.
+        rope_scaling: the frequency scaling in transformers' form, or None.
         parameters: number of stored weights.
+        tokens: the tokenizer's part.
     """
 
     architecture: str
@@ -38,10 +63,8 @@ class GgufFacts:
     matrix_types: frozenset[str]
     head_dim: int | None
     rope_scaling: dict[str, Any] | None
-    markers: dict[str, tuple[int, bool]] = field(repr=False)
-    eot_id: int | None
-    pre_tokenizer: str | None
     parameters: int
+    tokens: GgufTokens
 
 
 def read_gguf(path: Path) -> GgufFacts:
@@ -61,13 +84,13 @@ def read_gguf(path: Path) -> GgufFacts:
         reader = GGUFReader(path)
         end = max((int(t.data_offset) + int(t.n_bytes) for t in reader.tensors), default=0)
     except Exception as error:  # the reader meets a cut file with whatever numpy raises
-        raise _truncated(path, f"its header cannot be read ({type(error).__name__}: {error})") from error
+        raise _damaged(path, f"its header cannot be read ({type(error).__name__}: {error})") from error
     if end == 0 or end > size:
-        raise _truncated(path, f"it has {size:,} bytes, its header promises {end:,}")
+        raise _damaged(path, f"it has {size:,} bytes, its header promises {end:,}")
     return _facts(path, reader)
 
 
-def _truncated(path: Path, cause: str) -> ModelError:
+def _damaged(path: Path, cause: str) -> ModelError:
     return ModelError(f"the file is truncated or damaged: {cause}", option=str(path), way_out="Fetch it again")
 
 
@@ -82,74 +105,81 @@ def _facts(path: Path, reader: Any) -> GgufFacts:
             option=str(path),
             way_out="Join the pieces into one GGUF file first",
         )
-    architecture = str(get("general.architecture"))
-    if architecture not in ARCHITECTURES or get(f"{architecture}.expert_count", 0):
-        kind = f"{architecture} with experts" if architecture in ARCHITECTURES else architecture
+    family = str(get("general.architecture"))
+    if family not in ARCHITECTURES or get(f"{family}.expert_count", 0):
+        kind = f"{family} with experts" if family in ARCHITECTURES else family
         raise UnsupportedModelError(
             f"GGUF files of the family {kind!r} are not supported",
             option=str(path),
-            way_out="Use a dense Llama, Mistral, Qwen2 or Qwen3 model, or a folder with safetensors",
+            way_out="Use a dense Llama, Mistral, Qwen2 or Qwen3 model",
         )
     tensors = {t.name: t for t in reader.tensors}
-    tokens = get("tokenizer.ggml.tokens", [])
-    types = get("tokenizer.ggml.token_type", [])
     return GgufFacts(
-        architecture=architecture,
+        architecture=family,
         has_output="output.weight" in tensors,
         matrix_types=frozenset(t.tensor_type.name for t in tensors.values() if len(t.shape) > 1),
-        head_dim=get(f"{architecture}.attention.key_length"),
-        rope_scaling=_rope_scaling(path, architecture, get, tensors),
-        markers={
-            token: (index, kind == CONTROL)
-            for index, (token, kind) in enumerate(zip(tokens, types, strict=False))
-            if kind in (CONTROL, USER_DEFINED)
-        },
-        eot_id=get("tokenizer.ggml.eot_token_id"),
-        pre_tokenizer=get("tokenizer.ggml.pre"),
+        head_dim=get(f"{family}.attention.key_length"),
+        rope_scaling=_rope_scaling(path, family, get, tensors),
         parameters=sum(int(t.n_elements) for name, t in tensors.items() if not name.startswith("rope_")),
+        tokens=_tokens(get),
     )
 
 
-def _rope_scaling(path: Path, arch: str, get: Any, tensors: dict[str, Any]) -> dict[str, Any] | None:
-    """Rotary scaling in transformers' words. transformers' own GGUF reader drops it without a word."""
+def _tokens(get: Callable[..., Any]) -> GgufTokens:
+    texts, types = get("tokenizer.ggml.tokens", []), get("tokenizer.ggml.token_type", [])
+    model = get("tokenizer.ggml.model")
+    ids = {name: get(f"tokenizer.ggml.{key}_token_id") for key, name in _SPECIAL.items()}
+    return GgufTokens(
+        model=model,
+        pre=get("tokenizer.ggml.pre"),
+        special={name: texts[i] for name, i in ids.items() if i is not None and i < len(texts)},
+        markers={
+            text: (index, kind == _CONTROL)
+            for index, (text, kind) in enumerate(zip(texts, types, strict=False))
+            if kind in (_CONTROL, _USER_DEFINED)
+        },
+        eot_id=get("tokenizer.ggml.eot_token_id"),
+        add_bos=bool(get("tokenizer.ggml.add_bos_token", model == "llama")),  # llama.cpp's default
+        add_eos=bool(get("tokenizer.ggml.add_eos_token", False)),
+    )
+
+
+def _rope_scaling(
+    path: Path, family: str, get: Callable[..., Any], tensors: dict[str, Any]
+) -> dict[str, Any] | None:
+    """Rotary scaling in transformers' words; its own GGUF reader drops it without a word."""
     if "rope_freqs.weight" in tensors:
         factors = [float(x) for x in tensors["rope_freqs.weight"].data]
-        return _llama3_scaling(path, factors, float(get(f"{arch}.rope.freq_base", 10_000.0)))
-    kind = get(f"{arch}.rope.scaling.type", "none")
+        return _llama3_scaling(path, factors, float(get(f"{family}.rope.freq_base", 10_000.0)))
+    kind = get(f"{family}.rope.scaling.type", "none")
     if kind == "none" and not any(name.startswith("rope_factors") for name in tensors):
         return None
-    factor = float(get(f"{arch}.rope.scaling.factor", 1.0))
+    factor = float(get(f"{family}.rope.scaling.factor", 1.0))
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor}
-    original = get(f"{arch}.rope.scaling.original_context_length")
+    original = get(f"{family}.rope.scaling.original_context_length")
     if kind == "yarn" and original is not None:
         return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": int(original)}
     raise UnsupportedModelError(
-        f"rotary scaling {kind!r} of this GGUF file is not supported",
-        option=str(path),
-        way_out="Use a folder with the original config.json and safetensors",
+        f"the rotary scaling {kind!r} of this GGUF file is not supported", option=str(path), way_out=_ORIGINAL
     )
 
 
 def _llama3_scaling(path: Path, factors: list[float], base: float) -> dict[str, Any]:
     """Llama-3's scaling from the divisors of the frequencies that llama.cpp stores in its place.
 
-    The parameters are not in the file. All published Llama-3 models share them but for the factor, which is the
-    largest divisor; the divisors they give must be those stored.
+    Its parameters are not in the file. All published Llama-3 models share them but for the factor, which is the
+    largest divisor; the divisors that follow must be those stored.
     """
     low, high, original, factor = 1.0, 4.0, 8192, max(factors)
-    expected = []
-    for index in range(len(factors)):
+    for index, stored in enumerate(factors):
         wavelength = 2 * math.pi * base ** (index / len(factors))
-        smooth = (original / wavelength - low) / (high - low)
-        smooth = min(max(smooth, 0.0), 1.0)
-        expected.append(1 / ((1 - smooth) / factor + smooth))
-    if any(abs(a - b) > 1e-3 * b for a, b in zip(factors, expected, strict=True)):
-        raise UnsupportedModelError(
-            "the stored rotary factors are not those of Llama-3's scaling",
-            option=str(path),
-            way_out="Use a folder with the original config.json and safetensors",
-        )
+        smooth = min(max((original / wavelength - low) / (high - low), 0.0), 1.0)
+        expected = 1 / ((1 - smooth) / factor + smooth)
+        if abs(stored - expected) > 1e-3 * expected:
+            raise UnsupportedModelError(
+                "the stored rotary factors are not those of Llama-3's scaling", option=str(path), way_out=_ORIGINAL
+            )
     return {
         "rope_type": "llama3",
         "factor": factor,

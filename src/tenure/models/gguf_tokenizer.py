@@ -1,25 +1,35 @@
-"""The tokenizer of a GGUF file, saved so that every load gives the ids of the original model (case: markers that are
-cut into pieces, a second BOS, turn ends that do not stop)."""
+"""The tokenizer of a GGUF file, saved so that it gives the ids of the original model's tokenizer.
+
+transformers builds it; its versions differ in what they lose on the way (markers cut into pieces, a BOS that the file
+does not ask for, the wrong end of sequence). What the file or the original says is put back here.
+"""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tenure.errors import ModelError
-from tenure.models.gguf_file import GgufFacts
 
-# The original tokenizers of these pre-tokenizers apply Unicode NFC; a GGUF file has no place for it.
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tenure.models.gguf_file import GgufTokens
+
+# Details of the original tokenizers that the name of a pre-tokenizer stands for and that transformers leaves out.
 _NFC = ("qwen2",)
-_SAMPLE = "def f(x):\n\treturn x ** 2 + 1234  # caf\u00e9, na\u0131ve \u65e5\u672c\u8a9e \U0001f600\r\n\n  I'll\u00a0don't"
+_SINGLE_DIGITS = ("smollm", "starcoder")  # split off before spaces are grouped: "  1" is "  " + "1"
+_IGNORE_MERGES = ("llama-bpe", "llama3", "llama-v3")  # a word that is a token is taken whole
+_SAMPLE = "def f(x):\n\treturn  12 ** 2  # cafe\u0301 na\u00efve \u65e5\u672c\u8a9e \U0001f600\r\n\n  I'll\u00a0don't"
 
 
-def save_tokenizer(gguf: Path, facts: GgufFacts, target: Path) -> list[int]:
+def save_tokenizer(gguf: Path, tokens: GgufTokens, target: Path) -> list[int]:
     """Save the tokenizer and its chat template into ``target``; the ids that end a turn, the main one first.
 
+    The folder loads with ``AutoTokenizer`` of transformers 4 and 5 to the same ids.
+
     Raises:
-        ModelError: the file has no tokenizer, or its markers do not survive saving.
+        ModelError: the file has no tokenizer that transformers can read, or a token does not survive saving.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -28,67 +38,86 @@ def save_tokenizer(gguf: Path, facts: GgufFacts, target: Path) -> list[int]:
     except (ValueError, KeyError, OSError, TypeError) as error:
         raise ModelError(f"the file's tokenizer cannot be read: {error}", option=str(gguf)) from error
     backend = loaded.backend_tokenizer
-    _add_markers(backend, facts)
-    if facts.pre_tokenizer in _NFC:
-        from tokenizers import normalizers
-
-        backend.normalizer = normalizers.NFC()
-    names = ("bos_token", "eos_token", "unk_token", "pad_token")
-    special = {name: str(getattr(loaded, name)) for name in names if getattr(loaded, name) is not None}
-    fast = PreTrainedTokenizerFast(
+    _restore(backend, tokens)
+    PreTrainedTokenizerFast(
         tokenizer_object=backend,
         chat_template=loaded.chat_template,
         clean_up_tokenization_spaces=False,
-        **special,
-    )
-    fast.save_pretrained(target)
-    _fix_class(target / "tokenizer_config.json")
+        **tokens.special,
+    ).save_pretrained(target)
+    _literal_class(target / "tokenizer_config.json")
     saved = AutoTokenizer.from_pretrained(target)
-    _check(gguf, facts, fast, saved)
-    return stop_ids(saved, facts.eot_id)
+    _check(gguf, tokens, backend, saved)
+    return stop_ids(saved, tokens.eot_id)
 
 
-def _add_markers(backend: Any, facts: GgufFacts) -> None:
-    """Make every control and user-defined token one id; older versions of transformers add only some."""
-    from tokenizers import AddedToken
+def _restore(backend: Any, tokens: GgufTokens) -> None:
+    from tokenizers import AddedToken, decoders, normalizers, pre_tokenizers
 
-    for text, (index, control) in facts.markers.items():
-        if backend.token_to_id(text) == index and backend.encode(text, add_special_tokens=False).ids != [index]:
+    if tokens.model == "gpt2":
+        backend.normalizer = normalizers.NFC() if tokens.pre in _NFC else None
+        backend.decoder = decoders.ByteLevel()
+        if tokens.pre in _SINGLE_DIGITS:
+            digits = pre_tokenizers.Digits(individual_digits=True)
+            backend.pre_tokenizer = pre_tokenizers.Sequence(
+                [digits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
+            )
+        if tokens.pre in _IGNORE_MERGES:
+            backend.model.ignore_merges = True
+    backend.post_processor = _post_processor(tokens)
+    for text, (index, control) in tokens.markers.items():
+        whole = backend.token_to_id(text) == index and backend.encode(text, add_special_tokens=False).ids != [index]
+        if whole:
             token = AddedToken(text, normalized=False, special=control)
             backend.add_special_tokens([token]) if control else backend.add_tokens([token])
 
 
-def _fix_class(path: Path) -> None:
-    """Name the class that reads ``tokenizer.json`` literally, under the name that transformers 4 and 5 both know."""
+def _post_processor(tokens: GgufTokens) -> Any:
+    """Adds BOS and EOS as the file says, and only when special tokens are asked for."""
+    from tokenizers import processors
+
+    bos = tokens.special.get("bos_token") if tokens.add_bos else None
+    eos = tokens.special.get("eos_token") if tokens.add_eos else None
+
+    def wrap(sequence: str, kind: int) -> list[str]:
+        return [f"{part}:{kind}" for part in (bos, sequence, eos) if part]
+
+    ids = {text: tokens.markers[text][0] for text in (bos, eos) if text in tokens.markers}
+    return processors.TemplateProcessing(
+        single=wrap("$A", 0), pair=wrap("$A", 0) + wrap("$B", 1), special_tokens=list(ids.items())
+    )
+
+
+def _literal_class(path: Path) -> None:
+    """Name the class that takes ``tokenizer.json`` literally, by the name that transformers 4 and 5 both know."""
     data = json.loads(path.read_text(encoding="utf-8"))
     data["tokenizer_class"] = "PreTrainedTokenizerFast"
+    data["model_input_names"] = ["input_ids", "attention_mask"]
     for key in ("is_local", "local_files_only", "backend", "name_or_path"):
         data.pop(key, None)
     path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _check(gguf: Path, facts: GgufFacts, before: Any, after: Any) -> None:
-    for text in (_SAMPLE, *facts.markers):
-        ids = before.encode(text, add_special_tokens=False)
-        if after.encode(text, add_special_tokens=False) != ids:
-            raise ModelError(f"the saved tokenizer reads {text!r} otherwise than the file's", option=str(gguf))
-        if text in facts.markers and before.convert_tokens_to_ids(text) == facts.markers[text][0] and len(ids) != 1:
+def _check(gguf: Path, tokens: GgufTokens, backend: Any, saved: Any) -> None:
+    """What was saved must give the ids of what was built, and every marker its one id."""
+    for text in (_SAMPLE, *tokens.markers):
+        ids = saved.encode(text, add_special_tokens=False)
+        if ids != backend.encode(text, add_special_tokens=False).ids:
+            raise ModelError(f"the saved tokenizer reads {text!r} in another way", option=str(gguf))
+        if text in tokens.markers and ids != [tokens.markers[text][0]]:
             raise ModelError(f"the marker {text!r} is cut into {len(ids)} tokens", option=str(gguf))
 
 
 def stop_ids(tokenizer: Any, eot_id: int | None = None) -> list[int]:
-    """Ids that end a turn: the tokenizer's end of sequence, the token that its chat template writes after an answer,
-    and the end of a document.
+    """Ids that end a turn, the one that the chat template uses first, then the end of sequence and of document.
 
     Args:
         tokenizer: a transformers tokenizer.
         eot_id: one more, from the metadata of the model's file.
     """
     found = [end_of_turn_id(tokenizer), tokenizer.eos_token_id, eot_id]
-    unknown = tokenizer.unk_token_id
-    for text in ("<|endoftext|>", "<|end_of_text|>"):
-        index = tokenizer.convert_tokens_to_ids(text)
-        found.append(None if index == unknown and tokenizer.unk_token != text else index)
+    added = {token.content: index for index, token in tokenizer.added_tokens_decoder.items()}
+    found += [added.get(text) for text in ("<|endoftext|>", "<|end_of_text|>")]
     return list(dict.fromkeys(int(index) for index in found if index is not None))
 
 
