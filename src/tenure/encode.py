@@ -53,6 +53,10 @@ class Encoder:
             "",
         )
 
+    def has_marker(self, text: str) -> bool:
+        """Whether a text holds a special token's text."""
+        return self._special_text is not None and self._special_text.search(text) is not None
+
     def encode(
         self, text: str, contents: Sequence[tuple[int, int]] = (), *, start: bool = False
     ) -> tuple[list[int], list[int]]:

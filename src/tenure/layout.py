@@ -17,7 +17,7 @@ import re
 import secrets
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tenure.errors import MessageError, ModelError
 from tenure.skeleton import Entry
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 # Texts that templates look for inside contents; they stay where they are when the rest becomes marks.
 _TAGS = re.compile(r"(</?(?:think|tool_response|tool_call)>)")
 _CACHED = 256
+# Texts of one message, or of one call's arguments, that get a mark of their own.
+_PARTS = 64
 
 
 class Refused(Exception):  # noqa: N818
@@ -39,9 +41,10 @@ class Refused(Exception):  # noqa: N818
 class Moved(Exception):  # noqa: N818
     """The template writes a text again or out of order: that of new message `index`, or an old one (None)."""
 
-    def __init__(self, index: int | None) -> None:
+    def __init__(self, index: int | None = None, kind: str = "text") -> None:
         super().__init__(index)
         self.index = index
+        self.kind = kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +55,14 @@ class Layout:
         text: everything that the template adds to what has been read.
         starts: where each new message starts, and last where the generation prompt starts.
         contents: the ranges of each message's own texts, in order.
+        foreign: all ranges that messages brought along: their texts and the words of their calls.
         reasoning: of each message, `kept`, `dropped` or None.
     """
 
     text: str
     starts: list[int]
     contents: list[list[tuple[int, int]]]
+    foreign: list[tuple[int, int]]
     reasoning: list[str | None]
 
 
@@ -67,8 +72,7 @@ class _Atom:
 
     message: int
     text: str
-    needed: bool
-    reasoning: bool = False
+    kind: Literal["text", "reasoning", "call"]
     where: tuple[int, int] | None = None
 
 
@@ -143,6 +147,7 @@ class ChatTemplate:
         new: Sequence[Message],
         prompt: bool,
         read: int | None = None,
+        deep: bool = True,
     ) -> Layout:
         """Place new messages after a history.
 
@@ -152,6 +157,7 @@ class ChatTemplate:
             prompt: whether the assistant's header follows.
             read: characters after the last mark of the history that have been read; None for all of its
                 closing.
+            deep: whether to look into the arguments of calls.
 
         Raises:
             Refused: the template does not take this list.
@@ -160,11 +166,16 @@ class ChatTemplate:
         """
         old = self._skeleton(history)
         base = len(old)
-        drafts, atoms = self._drafts(new, base)
+        drafts, atoms = self._drafts(new, base, deep)
         marked = self.render(old + drafts, prompt)
         real = self.render(old + [message.as_chat() for message in new], prompt) if new else marked
         places = self.marks(marked)
-        self._check(marked, places, atoms, base)
+        try:
+            self._check(marked, places, atoms, base)
+        except Moved as moved:
+            if deep and moved.kind == "call":
+                return self.lay_out(history, new, prompt, read, deep=False)
+            raise
 
         starts = [self._start(old, drafts, new, count, marked, places, atoms) for count in range(len(new))]
         last = (
@@ -185,14 +196,18 @@ class ChatTemplate:
             return glue.place(position, real.startswith(marked[left:position], right))
 
         first = put(starts[0] if read is None else min(starts[0], begin + read)) if history else 0
-        texts: list[list[tuple[int, int]]] = [[] for _ in new]
-        reasoning: list[str | None] = [None for _ in new]
+        layout = Layout(
+            real[first:], [put(start) - first for start in starts], [[] for _ in new], [], [None] * len(new)
+        )
         for atom in atoms:
             if atom.where:
-                texts[atom.message].append((atom.where[0] - first, atom.where[1] - first))
-            if atom.reasoning:
-                reasoning[atom.message] = "kept" if atom.where else "dropped"
-        return Layout(real[first:], [put(start) - first for start in starts], texts, reasoning)
+                where = (atom.where[0] - first, atom.where[1] - first)
+                layout.foreign.append(where)
+                if atom.kind != "call":
+                    layout.contents[atom.message].append(where)
+            if atom.kind == "reasoning":
+                layout.reasoning[atom.message] = "kept" if atom.where else "dropped"
+        return layout
 
     def closing(self, history: Sequence[Entry]) -> str:
         """What the template writes after the last text of a history."""
@@ -248,44 +263,64 @@ class ChatTemplate:
     def _skeleton(self, history: Sequence[Entry]) -> list[dict[str, Any]]:
         return [entry.as_chat(self.mark(number)) for number, entry in enumerate(history)]
 
-    def _drafts(self, new: Sequence[Message], base: int) -> tuple[list[dict[str, Any]], list[_Atom]]:
+    def _drafts(
+        self, new: Sequence[Message], base: int, deep: bool
+    ) -> tuple[list[dict[str, Any]], list[_Atom]]:
+        """The new messages with marks for their texts, for the names of their calls and the texts in those."""
         atoms: list[_Atom] = []
 
-        def stand_in(index: int, text: str, needed: bool, reasoning: bool = False) -> str:
+        def stand_in(index: int, text: str, kind: Literal["text", "reasoning", "call"]) -> str:
             if not text.strip():
                 return text
-            atoms.append(_Atom(index, text, needed, reasoning))
+            atoms.append(_Atom(index, text, kind))
             return self.mark(base + len(atoms) - 1)
+
+        def inside(index: int, value: Any, most: int) -> Any:
+            if isinstance(value, str):
+                return stand_in(index, value, "call") if len(atoms) < most else value
+            if isinstance(value, dict):
+                return {key: inside(index, item, most) for key, item in value.items()}
+            if isinstance(value, list):
+                return [inside(index, item, most) for item in value]
+            return value
 
         drafts = []
         for index, message in enumerate(new):
-            thought = message.reasoning_content
-            if thought is not None:
-                thought = stand_in(index, thought, False, True)
+            draft = message.as_chat()
+            if message.reasoning_content is not None:
+                draft["reasoning_content"] = stand_in(index, message.reasoning_content, "reasoning")
             parts = _TAGS.split(message.content)
-            if len(parts) > 64:
+            if len(parts) > _PARTS:
                 parts = [message.content]
             # What stands before an assistant's </think> is reasoning, which templates may drop.
             spoken = 0
             if message.role == "assistant" and "</think>" in parts:
                 spoken = len(parts) - parts[::-1].index("</think>")
-            content = "".join(
-                part if _TAGS.fullmatch(part) else stand_in(index, part, place >= spoken, place < spoken)
+            draft["content"] = "".join(
+                part
+                if _TAGS.fullmatch(part)
+                else stand_in(index, part, "text" if place >= spoken else "reasoning")
                 for place, part in enumerate(parts)
             )
-            drafts.append(message.as_chat(content, thought))
+            for call in draft.get("tool_calls", ()):
+                function = call["function"]
+                function["name"] = stand_in(index, function["name"], "call")
+                if deep:
+                    function["arguments"] = inside(index, function["arguments"], len(atoms) + _PARTS)
+            drafts.append(draft)
         return drafts, atoms
 
     def _check(self, marked: str, places: dict[int, tuple[int, int]], atoms: list[_Atom], base: int) -> None:
         numbers = [int(number) for number in re.findall(rf"Q{self._nonce}x(\d+)Z", marked)]
         new = [number for number in numbers if number >= base]
         if new and min(numbers[numbers.index(new[0]) :]) < base:
-            raise Moved(None)
+            raise Moved
         for before, number in pairwise([-1, *new]):
             if number <= before:
-                raise Moved(atoms[number - base].message)
+                atom = atoms[number - base]
+                raise Moved(atom.message, atom.kind)
         for number, atom in enumerate(atoms, base):
-            if atom.needed and number not in places:
+            if atom.kind == "text" and number not in places:
                 raise MessageError(
                     "the model's chat template leaves this message's text out",
                     index=atom.message,
@@ -352,7 +387,7 @@ class ChatTemplate:
             follow = marked[end : stops[place + 1][0] if place + 1 < len(stops) else len(marked)]
             found = _find(real, cursor, glue, atom.text, follow)
             if found is None:
-                if atom.needed:
+                if atom.kind == "text":
                     raise MessageError(
                         "the model's chat template rewrites this message's text", index=atom.message
                     )

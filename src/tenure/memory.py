@@ -115,11 +115,12 @@ class Memory:
         for item in self._backlog:
             yield from islice(item.ids, item.done, None)
 
-    def check_pins(self, incoming: int) -> None:
+    def check_pins(self, incoming: int, *, upto: int | None = None) -> None:
         """Refuse hard pins that the budget cannot hold.
 
         Args:
             incoming: hard-pinned tokens about to be queued.
+            upto: count what is pinned among the first so many tokens and the backlog; None counts all.
 
         Raises:
             BudgetError: with the numbers; nothing has changed.
@@ -127,7 +128,10 @@ class Memory:
         budget = self.config.budget
         if budget is None or not incoming:
             return
-        held = sum(len(span) for span in self.ledger.spans if span.pin == "hard")
+        edge = len(self.ids) if upto is None else upto
+        held = sum(
+            max(0, min(span.stop, edge) - span.start) for span in self.ledger.spans if span.pin == "hard"
+        )
         held += sum(len(item.ids) - item.done for item in self._backlog if item.span.pin == "hard")
         need = held + incoming + self.config.sinks + 1
         if need > budget:
@@ -262,6 +266,13 @@ class Memory:
         del self.ids[count:]
         if POISON:
             self.check_integrity()
+
+    def retake_last(self) -> None:
+        """Take the last token back into the backlog, so that its logits are computed again."""
+        span, last = self.last_span, self.ids[-1]
+        self.keep_first(len(self.ids) - 1)
+        if span is not None:
+            self.queue([last], span)
 
     def fork(self, plan: Plan) -> Memory:
         """An independent copy, backlog included, that follows ``plan``."""

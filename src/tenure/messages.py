@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from tenure.errors import ConfigError, MessageError
@@ -82,25 +82,19 @@ class Message:
             )
         return _parse(obj, index, tuple(sorted(str(name) for name in obj if name not in _FIELDS)))
 
-    def as_chat(self, content: str | None = None, reasoning: str | None = None) -> dict[str, Any]:
-        """The form that chat templates read, without marks; `content` and `reasoning` replace the texts."""
+    def as_chat(self) -> dict[str, Any]:
+        """The form that chat templates read, without marks."""
         chat: dict[str, Any] = {
             "role": "system" if self.role == "developer" else self.role,
-            "content": self.content if content is None else content,
+            "content": self.content,
         }
         if self.tool_calls:
             chat["tool_calls"] = [_with_arguments_as_data(call) for call in self.tool_calls]
-        if self.tool_call_id is not None:
-            chat["tool_call_id"] = self.tool_call_id
-        if self.name is not None:
-            chat["name"] = self.name
-        if self.reasoning_content is not None:
-            chat["reasoning_content"] = self.reasoning_content if reasoning is None else reasoning
+        for name in ("tool_call_id", "name", "reasoning_content"):
+            value = getattr(self, name)
+            if value is not None:
+                chat[name] = value
         return chat
-
-    def with_span(self, span: str) -> Message:
-        """The same message under another span id."""
-        return replace(self, span=span)
 
 
 _FIELDS = tuple(field.name for field in fields(Message) if field.name != "ignored")

@@ -18,7 +18,7 @@ from tenure.plan import Plan, Step
 from tenure.regions import Region
 from tenure.report import SessionStats, SpanReport
 from tenure.sampling import SamplingOptions
-from tenure.spans import Pin, Span
+from tenure.spans import Pin, Span, check_span_id
 from tenure.transcript import Message, Piece, State, Transcript, common_prefix
 from tenure.turn import Turn
 
@@ -111,16 +111,16 @@ class Session:
         cached = common_prefix(self.memory.ids, ids)
         if reply and cached == len(ids):
             cached -= 1  # the last token is computed again for its logits
-        self._check_ids(piece.span for piece in _after(pieces, cached))
+        rest = _after(pieces, cached)
+        self._check(rest, upto=cached)
         self.memory.keep_first(cached)
         self._states = [(0, State())]
-        self._enqueue(_after(pieces, cached), parsed, transcript)
+        self._enqueue(rest, parsed, transcript)
         self.engine.drain([self])
         return cached
 
     def _enqueue(self, pieces: list[Piece], parsed: list[Message], transcript: Transcript) -> list[Span]:
-        self._check_ids(piece.span for piece in pieces)
-        self.memory.check_pins(sum(len(piece.ids) for piece in pieces if piece.pin == "hard"))
+        self._check(pieces, upto=len(self.memory.ids))
         for message in parsed:
             self._follow(message)
         spans = []
@@ -206,6 +206,8 @@ class Session:
         span = self.memory.last_span
         if span is None:
             raise ConfigError("there is nothing to answer", option="session", way_out="Append a message first")
+        if not self.memory.waiting and self.logits is None:
+            self.memory.retake_last()  # a rollback has left the last token without its logits
         length = len(self.memory.ids) + self.memory.waiting
         self._turn = Turn(self, span, length, checked)
         if not self.memory.waiting and self.logits is not None:
@@ -377,17 +379,21 @@ class Session:
             )
         return self._transcript
 
-    def _check_ids(self, names: Iterable[str | None]) -> None:
-        given = [name for name in names if name is not None]
-        for place, name in enumerate(given):
-            self.memory.ledger.spans.check_new(name)
-            if name in given[:place]:
-                raise ConfigError(f"{name!r} is given twice", option="span", way_out="Give each span its own id")
+    def _check(self, pieces: Iterable[Piece], *, upto: int) -> None:
+        """Refuse new span ids that are taken and pins that do not fit, given the first ``upto`` tokens."""
+        taken = {span.id for span in self.memory.ledger.spans if span.start < upto}
+        pinned = 0
+        for piece in pieces:
+            pinned += len(piece.ids) if piece.pin == "hard" else 0
+            if piece.kind == "message" and piece.span is not None:
+                check_span_id(piece.span, taken)
+                taken.add(piece.span)
+        self.memory.check_pins(pinned, upto=upto)
 
     def _new_span(self, name: str | None, region: Region, role: str | None, pin: Pin | None) -> Span:
         table = self.memory.ledger.spans
         if name is not None:
-            table.check_new(name)
+            check_span_id(name, table)
         while name is None or name in table:
             self._unnamed += 1
             name = f"{role or 'ids'}-{self._unnamed}"

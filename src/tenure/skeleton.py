@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from tenure.messages import Message
 
 
 class Entry(NamedTuple):
@@ -18,12 +21,26 @@ class Entry(NamedTuple):
     reasoning: str | None = None
     span: str | None = None
 
+    @classmethod
+    def of(cls, message: Message, reasoning: str | None) -> Entry:
+        """What stays of a message whose reasoning the template `kept` or `dropped`."""
+        return cls(
+            message.role,
+            tuple(call["id"] for call in message.tool_calls),
+            message.tool_call_id,
+            message.name,
+            bool(message.content.strip()),
+            False,
+            reasoning,
+            message.span,
+        )
+
     def as_chat(self, mark: str) -> dict[str, Any]:
-        """The message with a mark for its text and stand-ins for its calls."""
+        """The message with a mark for its text and in stand-ins for its calls."""
         chat: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
         chat["content"] = mark if self.has_text or not self.calls else ""
         if self.calls:
-            function = {"name": "f", "arguments": {}}
+            function = {"name": mark, "arguments": {"text": mark}}
             chat["tool_calls"] = [
                 {"id": call, "type": "function", "function": function} for call in self.calls
             ]
@@ -71,8 +88,8 @@ class State:
     def entries(self, limit: int | None = None) -> list[Entry]:
         """The skeleton, oldest first.
 
-        With a limit, the rules at its start and the last exchanges: `limit` entries or a few more, from a user
-        message that follows an answer on, so that templates which want alternating roles are content.
+        With a limit, the rules at its start and the last exchanges: `limit` entries or a few more, from a
+        user message that follows an answer on, so that templates which want alternating roles are content.
         """
         found: list[Entry] = []
         node = self.last

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -79,16 +79,9 @@ class SpanTable:
                 f"no span {span_id!r} in this session", option="span", way_out=f"Latest spans: {known}"
             ) from None
 
-    def check_new(self, span_id: str) -> None:
-        """Raise MessageError if the id is taken, or cannot be an id."""
-        if not span_id or "\0" in span_id:
-            raise MessageError("a span id is a non-empty text without NUL", option="span")
-        if span_id in self._by_id:
-            raise MessageError(f"{span_id!r} is the id of an earlier span", option="span", way_out="Give a new id")
-
     def add(self, span: Span) -> Span:
         """Append a span; it starts where the last one stops."""
-        self.check_new(span.id)
+        check_span_id(span.id, self)
         self._by_id[span.id] = len(self._spans)
         self._spans.append(span)
         self._starts.append(span.start)
@@ -116,3 +109,11 @@ class SpanTable:
         copy._starts = list(self._starts)
         copy._by_id = dict(self._by_id)
         return copy
+
+
+def check_span_id(span_id: str, taken: Container[str]) -> None:
+    """Raise MessageError if an id is taken, or cannot be one."""
+    if not span_id or "\0" in span_id:
+        raise MessageError("a span id is a non-empty text without NUL", option="span")
+    if span_id in taken:
+        raise MessageError(f"{span_id!r} is the id of an earlier span", option="span", way_out="Give a new id")

@@ -19,16 +19,17 @@ Rules:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tenure.encode import Encoder, cut
 from tenure.errors import MessageError
 from tenure.layout import ChatTemplate, Layout, Moved, Refused, common_text
-from tenure.messages import Message, Pin
+from tenure.messages import Message
+from tenure.pieces import Piece
 from tenure.regions import Region
 from tenure.skeleton import Entry, Node, State
 
@@ -41,37 +42,6 @@ __all__ = ["Message", "Piece", "State", "Transcript", "common_prefix"]
 _WINDOW = 48
 # Characters that are encoded again to find where a held-back closing begins.
 _LOOK_BACK = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A run of token ids that belongs to one span.
-
-    Args:
-        ids: token ids; a prompt may be empty.
-        kind: `preamble` (what the template writes before the first message), `message`, `prompt` (the
-            header of the
-            assistant's turn, which opens its span) or `closing` (extends the last span).
-        region: role for memory.
-        role: chat role.
-        message: index in the list that was passed, for kind `message`.
-        span: the id that the caller gave.
-        pin: `hard`, `soft` or None.
-        step: the plan step that the message belongs to.
-        reads: spans that this step reads.
-        text: the range of `ids` that holds the message's own text, without header and end marker.
-    """
-
-    ids: list[int]
-    kind: Literal["preamble", "message", "prompt", "closing"]
-    region: Region
-    role: str
-    message: int | None = None
-    span: str | None = None
-    pin: Pin | None = None
-    step: str | None = None
-    reads: tuple[str, ...] = ()
-    text: tuple[int, int] | None = None
 
 
 class Transcript:
@@ -173,6 +143,10 @@ class Transcript:
             MessageError: malformed, or refused by the template; nothing has changed.
         """
         parsed = [Message.parse(message, index) for index, message in enumerate(messages)]
+        for index, message in enumerate(parsed):
+            for field in ("name", "tool_call_id"):
+                if self._encoder.has_marker(getattr(message, field) or ""):
+                    raise MessageError(f"{field}: holds a special marker of the model", index=index)
         before = self._state
         if not parsed and not (add_generation_prompt and before.last):
             raise MessageError(
@@ -224,6 +198,13 @@ class Transcript:
             except Refused:
                 self._end = ""
         return self._end
+
+    def _writes_bos(self, text: str) -> bool:
+        """Whether a rendering starts with a start-of-text marker that is no turn's header."""
+        if not self._bos_text or not text.startswith(self._bos_text):
+            return False
+        header = self._template.header(Message("user"))
+        return header is None or not header.startswith(self._bos_text)
 
     def _close(self, last_id: int | None, tool_calls: Sequence[Mapping[str, Any]] = ()) -> list[Piece]:
         state = self._state
@@ -298,34 +279,21 @@ class Transcript:
         shift = len(state.carry)
         starts = [start + shift for start in layout.starts]
         own = [[(a + shift, b + shift) for a, b in ranges] for ranges in layout.contents]
-        protected = [(0, shift)] * bool(shift) + [span for ranges in own for span in ranges]
-        ids, ends = self._encoder.encode(text, protected, start=not state.started)
+        foreign = [(0, shift)] * bool(shift) + [(a + shift, b + shift) for a, b in layout.foreign]
+        ids, ends = self._encoder.encode(text, foreign, start=not state.started)
         first = self._preamble(messages, text, own) if state.last is None else 0
         places = [max(start, first) for start in starts]
         if not state.started and self._encoder.bos is not None and ids[:1] != [self._encoder.bos]:
             ids.insert(0, self._encoder.bos)
             ends.insert(0, 0)
-        elif state.started and state.last is None and first and text.startswith(self._bos_text or "\0"):
+        elif state.started and state.last is None and self._writes_bos(text):
             del ids[0], ends[0]  # raw ids stand at the start, and a session has one start
         marks = cut(ids, ends, places)
         if state.last is None and not first:
             marks[0] = 0
 
         for message, reasoning in zip(messages, layout.reasoning, strict=True):
-            calls = tuple(call["id"] for call in message.tool_calls)
-            has_text = bool(message.content.strip())
-            self._state = self._state.append(
-                Entry(
-                    message.role,
-                    calls,
-                    message.tool_call_id,
-                    message.name,
-                    has_text,
-                    False,
-                    reasoning,
-                    message.span,
-                )
-            )
+            self._state = self._state.append(Entry.of(message, reasoning))
         self._state = replace(self._state, read=None, carry="")
         stop = len(ids) if prompt or not messages else self._hold(text, starts[-1], own, ids, ends, marks[-2])
         marks = [*marks[:-1], marks[-1] if prompt else stop]
@@ -344,20 +312,7 @@ class Transcript:
                 begin = cut(ids, ends, [own[index][0][0]])[0]
                 end = cut(ids, ends, [own[index][-1][1] - 1])[0] + 1
                 inside = (max(begin, left) - left, min(end, right) - left)
-            pieces.append(
-                Piece(
-                    ids[left:right],
-                    "message",
-                    message.memory_region,
-                    message.role,
-                    offset + index,
-                    message.span,
-                    message.pin,
-                    message.step,
-                    message.reads,
-                    inside,
-                )
-            )
+            pieces.append(Piece.of(message, offset + index, ids[left:right], inside))
         if prompt:
             pieces.append(Piece(ids[marks[-1] :], "prompt", Region.ASSISTANT, "assistant"))
             self._state = self._state.append(Entry("assistant", generated=True))
@@ -393,7 +348,7 @@ class Transcript:
         nexts = self._template.continuations(history)
         common = min((common_text(closing, other) for other in nexts), default=len(closing))
         self._varies[key] = common < len(closing)
-        if common == len(closing):
+        if common == len(closing) or not text.endswith(closing):
             return len(ids)
         bare = end - len(closing)  # where the closing begins
         certain = bare + common
