@@ -12,26 +12,24 @@ cannot change what has been read already: only what follows the last mark of the
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tenure.errors import MessageError, ModelError
+from tenure.marks import Atom, draft, find
 from tenure.skeleton import Entry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from tenure.messages import Message
 
-# Texts that templates look for inside contents; they stay where they are when the rest becomes marks.
-_TAGS = re.compile(r"(</?(?:think|tool_response|tool_call)>)")
+# Kinds of places where one message ends and the next begins: they repeat through a session.
 _CACHED = 256
-# Texts of one message, or of one call's arguments, that get a mark of their own.
-_PARTS = 64
 
 
 class Refused(Exception):  # noqa: N818
@@ -39,7 +37,11 @@ class Refused(Exception):  # noqa: N818
 
 
 class Moved(Exception):  # noqa: N818
-    """The template writes a text again or out of order: that of new message `index`, or an old one (None)."""
+    """The template writes a text again, out of order or not at all.
+
+    `index` is that of the new message, None for an old one; `kind` is `text`, `call` (a word of a call) or
+    `missing`.
+    """
 
     def __init__(self, index: int | None = None, kind: str = "text") -> None:
         super().__init__(index)
@@ -66,28 +68,34 @@ class Layout:
     reasoning: list[str | None]
 
 
-@dataclass(slots=True)
-class _Atom:
-    """A text that the template is asked to place."""
-
-    message: int
-    text: str
-    kind: Literal["text", "reasoning", "call"]
-    where: tuple[int, int] | None = None
-
-
-@dataclass(slots=True)
-class _Glue:
+class _Glue(NamedTuple):
     """The template's writing between two marks: its range with marks and its range with the real texts."""
 
     marked: tuple[int, int]
     real: tuple[int, int]
-    exact: bool
 
-    def place(self, position: int, same: bool) -> int:
-        if self.exact or same:
-            return self.real[0] + position - self.marked[0]
-        return max(self.real[0], self.real[1] - (self.marked[1] - position))
+
+@dataclass(frozen=True, slots=True)
+class _Marked:
+    """A rendering with marks, of a history and of new messages.
+
+    Args:
+        old: the history as the template saw it.
+        new: the new messages as the template saw them.
+        atoms: the new texts; the first has the number `len(old)`.
+        text: what the template wrote.
+        places: where each mark stands, by number and in order.
+        numbers: the numbers, ascending.
+        owners: the new message of each atom.
+    """
+
+    old: list[dict[str, Any]]
+    new: list[dict[str, Any]]
+    atoms: list[Atom]
+    text: str
+    places: dict[int, tuple[int, int]]
+    numbers: list[int]
+    owners: list[int]
 
 
 @dataclass(slots=True)
@@ -147,7 +155,6 @@ class ChatTemplate:
         new: Sequence[Message],
         prompt: bool,
         read: int | None = None,
-        deep: bool = True,
     ) -> Layout:
         """Place new messages after a history.
 
@@ -157,49 +164,37 @@ class ChatTemplate:
             prompt: whether the assistant's header follows.
             read: characters after the last mark of the history that have been read; None for all of its
                 closing.
-            deep: whether to look into the arguments of calls.
 
         Raises:
             Refused: the template does not take this list.
-            Moved: it writes a text twice or out of order.
-            MessageError: it leaves out or rewrites a message's text.
+            Moved: it writes a text twice, out of order or not at all.
+            MessageError: it rewrites a message's text.
         """
-        old = self._skeleton(history)
-        base = len(old)
-        drafts, atoms = self._drafts(new, base, deep)
-        marked = self.render(old + drafts, prompt)
-        real = self.render(old + [message.as_chat() for message in new], prompt) if new else marked
-        places = self.marks(marked)
-        try:
-            self._check(marked, places, atoms, base)
-        except Moved as moved:
-            if deep and moved.kind == "call":
-                return self.lay_out(history, new, prompt, read, deep=False)
-            raise
+        marked = self._render_marked(history, new, prompt)
+        chat = marked.old + [message.as_chat() for message in new]
+        real = self.render(chat, prompt) if new else marked.text
+        starts = [self._start(marked, count) for count in range(len(new))]
+        starts.append(self._start(marked, len(new)) if prompt or not new else len(marked.text))
 
-        starts = [self._start(old, drafts, new, count, marked, places, atoms) for count in range(len(new))]
-        last = (
-            self._start(old, drafts, new, len(new), marked, places, atoms)
-            if prompt or not new
-            else len(marked)
-        )
-        starts.append(last)
-
-        anchor = max((number for number in places if number < base), default=None)
-        begin = 0 if anchor is None else places[anchor][1]
-        begin_real = 0 if anchor is None else self.marks(real).get(anchor, places[anchor])[1]
-        glues = self._walk(marked, places, begin, real, begin_real, atoms, base)
+        split = bisect_left(marked.numbers, len(marked.old))
+        begin = begin_real = 0
+        if split:
+            anchor = marked.numbers[split - 1]
+            begin = marked.places[anchor][1]
+            begin_real = self.marks(real).get(anchor, (0, begin))[1]
+        glues = self._walk(marked, marked.numbers[split:], begin, real, begin_real)
+        ends = [glue.marked[1] for glue in glues]
 
         def put(position: int) -> int:
-            glue = next(glue for glue in glues if position <= glue.marked[1])
-            left, right = glue.marked[0], glue.real[0]
-            return glue.place(position, real.startswith(marked[left:position], right))
+            (left, right), (real_left, real_right) = glues[bisect_left(ends, position)]
+            if real.startswith(marked.text[left:position], real_left):
+                return real_left + position - left
+            return max(real_left, real_right - (right - position))
 
         first = put(starts[0] if read is None else min(starts[0], begin + read)) if history else 0
-        layout = Layout(
-            real[first:], [put(start) - first for start in starts], [[] for _ in new], [], [None] * len(new)
-        )
-        for atom in atoms:
+        places = [put(start) - first for start in starts]
+        layout = Layout(real[first:], places, [[] for _ in new], [], [None] * len(new))
+        for atom in marked.atoms:
             if atom.where:
                 where = (atom.where[0] - first, atom.where[1] - first)
                 layout.foreign.append(where)
@@ -263,140 +258,81 @@ class ChatTemplate:
     def _skeleton(self, history: Sequence[Entry]) -> list[dict[str, Any]]:
         return [entry.as_chat(self.mark(number)) for number, entry in enumerate(history)]
 
-    def _drafts(
-        self, new: Sequence[Message], base: int, deep: bool
-    ) -> tuple[list[dict[str, Any]], list[_Atom]]:
-        """The new messages with marks for their texts, for the names of their calls and the texts in those."""
-        atoms: list[_Atom] = []
-
-        def stand_in(index: int, text: str, kind: Literal["text", "reasoning", "call"]) -> str:
-            if not text.strip():
-                return text
-            atoms.append(_Atom(index, text, kind))
-            return self.mark(base + len(atoms) - 1)
-
-        def inside(index: int, value: Any, most: int) -> Any:
-            if isinstance(value, str):
-                return stand_in(index, value, "call") if len(atoms) < most else value
-            if isinstance(value, dict):
-                return {key: inside(index, item, most) for key, item in value.items()}
-            if isinstance(value, list):
-                return [inside(index, item, most) for item in value]
-            return value
-
-        drafts = []
-        for index, message in enumerate(new):
-            draft = message.as_chat()
-            if message.reasoning_content is not None:
-                draft["reasoning_content"] = stand_in(index, message.reasoning_content, "reasoning")
-            parts = _TAGS.split(message.content)
-            if len(parts) > _PARTS:
-                parts = [message.content]
-            # What stands before an assistant's </think> is reasoning, which templates may drop.
-            spoken = 0
-            if message.role == "assistant" and "</think>" in parts:
-                spoken = len(parts) - parts[::-1].index("</think>")
-            draft["content"] = "".join(
-                part
-                if _TAGS.fullmatch(part)
-                else stand_in(index, part, "text" if place >= spoken else "reasoning")
-                for place, part in enumerate(parts)
-            )
-            for call in draft.get("tool_calls", ()):
-                function = call["function"]
-                function["name"] = stand_in(index, function["name"], "call")
-                if deep:
-                    function["arguments"] = inside(index, function["arguments"], len(atoms) + _PARTS)
-            drafts.append(draft)
-        return drafts, atoms
-
-    def _check(self, marked: str, places: dict[int, tuple[int, int]], atoms: list[_Atom], base: int) -> None:
-        numbers = [int(number) for number in re.findall(rf"Q{self._nonce}x(\d+)Z", marked)]
-        new = [number for number in numbers if number >= base]
-        if new and min(numbers[numbers.index(new[0]) :]) < base:
+    def _render_marked(
+        self, history: Sequence[Entry], new: Sequence[Message], prompt: bool, depth: int = 2
+    ) -> _Marked:
+        """Render with marks; as few in calls as it takes that the template writes each once, and in order."""
+        old = self._skeleton(history)
+        base = len(old)
+        drafts, atoms = draft(new, lambda number: self.mark(base + number), depth)
+        text = self.render(old + drafts, prompt)
+        written = [int(number) for number in re.findall(rf"Q{self._nonce}x(\d+)Z", text)]
+        fresh = [number for number in written if number >= base]
+        known = written[: written.index(fresh[0])] if fresh else written
+        if known != sorted(known) or (fresh and min(written[len(known) :]) < base):
             raise Moved
-        for before, number in pairwise([-1, *new]):
+        for before, number in pairwise([-1, *fresh]):
             if number <= before:
                 atom = atoms[number - base]
+                if depth and atom.kind == "call":
+                    return self._render_marked(history, new, prompt, depth - 1)
                 raise Moved(atom.message, atom.kind)
+        places = self.marks(text)
         for number, atom in enumerate(atoms, base):
             if atom.kind == "text" and number not in places:
-                raise MessageError(
-                    "the model's chat template leaves this message's text out",
-                    index=atom.message,
-                    way_out="Send it under another role, or together with the message that it belongs to",
-                )
+                raise Moved(atom.message, "missing")
+        return _Marked(old, drafts, atoms, text, places, sorted(places), [atom.message for atom in atoms])
 
-    def _start(
-        self,
-        old: list[dict[str, Any]],
-        drafts: list[dict[str, Any]],
-        new: Sequence[Message],
-        count: int,
-        marked: str,
-        places: dict[int, tuple[int, int]],
-        atoms: list[_Atom],
-    ) -> int:
-        """Where message `count` starts: where the rendering of what stands before it and the whole part."""
-        base = len(old)
-        if not old and count == 0:
+    def _start(self, marked: _Marked, count: int) -> int:
+        """Where new message `count` starts: where the whole goes beyond the rendering of what is before it."""
+        base = len(marked.old)
+        if not base and not count:
             return 0
-        limit = base + sum(atom.message < count for atom in atoms)
-        seen = {number: end for number, (_, end) in places.items() if number < limit}
-        begin = max(seen.values(), default=0)
-        until = min((start for start, _ in places.values() if start >= begin), default=len(marked))
-        key = (
-            base + count > 1,
-            drafts[count - 1]["role"] if count else old[-1]["role"],
-            count < len(drafts),
-            marked[begin:until],
-        )
-        usable = (
-            bool(seen)
-            and max(seen) == limit - 1
-            and (count == 0 or any(a.message == count - 1 for a in atoms))
-        )
-        if usable and key in self._cuts:
+        limit = base + bisect_left(marked.owners, count)
+        split = bisect_left(marked.numbers, limit)
+        begin = marked.places[marked.numbers[split - 1]][1] if split else 0
+        after = marked.numbers[split : split + 1]
+        until = marked.places[after[0]][0] if after else len(marked.text)
+        # What stands between two texts repeats through a session, so that most places are known already. Not
+        # when the message before has no text: then more than one message stands between.
+        near = bool(split) and marked.numbers[split - 1] == limit - 1
+        if count:
+            near = near and bisect_left(marked.owners, count - 1) < bisect_left(marked.owners, count)
+        before = marked.new[count - 1] if count else marked.old[-1]
+        key = (base + count > 1, before["role"], count < len(marked.new), marked.text[begin:until])
+        if near and key in self._cuts:
             return begin + self._cuts[key]
         try:
-            before = self.render(old + drafts[:count])
+            text = self.render(marked.old + marked.new[:count])
         except Refused:
             return begin
-        common = {number: end for number, (_, end) in self.marks(before).items() if number in seen}
-        here = max(common, key=lambda number: seen[number], default=None)
-        begin_here, begin_before = (0, 0) if here is None else (seen[here], common[here])
-        start = begin_here + common_text(before[begin_before:], marked[begin_here:])
-        if usable and len(self._cuts) < _CACHED:
+        shared = {number: end for number, (_, end) in self.marks(text).items() if number < limit}
+        last = max((number for number in shared if number in marked.places), default=None)
+        whole, part = (0, 0) if last is None else (marked.places[last][1], shared[last])
+        start = whole + common_text(text[part:], marked.text[whole:])
+        if near and len(self._cuts) < _CACHED:
             self._cuts[key] = start - begin
         return max(start, begin)
 
-    def _walk(
-        self,
-        marked: str,
-        places: dict[int, tuple[int, int]],
-        begin: int,
-        real: str,
-        cursor: int,
-        atoms: list[_Atom],
-        base: int,
-    ) -> list[_Glue]:
+    def _walk(self, marked: _Marked, numbers: list[int], begin: int, real: str, cursor: int) -> list[_Glue]:
+        """Find each text in the real rendering, from the end of the history on."""
         glues: list[_Glue] = []
-        stops = [(*places[number], atoms[number - base]) for number in places if number >= base]
-        for place, (start, end, atom) in enumerate(stops):
-            glue = marked[begin:start]
-            follow = marked[end : stops[place + 1][0] if place + 1 < len(stops) else len(marked)]
-            found = _find(real, cursor, glue, atom.text, follow)
+        for place, number in enumerate(numbers):
+            atom = marked.atoms[number - len(marked.old)]
+            start, end = marked.places[number]
+            after = numbers[place + 1 : place + 2]
+            follow = marked.text[end : marked.places[after[0]][0] if after else len(marked.text)]
+            found = find(real, cursor, marked.text[begin:start], atom.text, follow)
             if found is None:
                 if atom.kind == "text":
                     raise MessageError(
                         "the model's chat template rewrites this message's text", index=atom.message
                     )
                 continue
-            glues.append(_Glue((begin, start), (cursor, found[0]), found[0] == cursor + len(glue)))
+            glues.append(_Glue((begin, start), (cursor, found[0])))
             atom.where = found
             begin, cursor = end, found[1]
-        exact = real[cursor:] == marked[begin:]
-        glues.append(_Glue((begin, len(marked)), (cursor, len(real)), exact))
+        glues.append(_Glue((begin, len(marked.text)), (cursor, len(real))))
         return glues
 
 
@@ -412,33 +348,3 @@ def common_text(a: str, b: str) -> int:
         else:
             high = middle - 1
     return low
-
-
-def _find(real: str, cursor: int, glue: str, text: str, follow: str) -> tuple[int, int] | None:
-    """Range of a text in the rendering, behind `glue` and before `follow` if the template writes them so."""
-    at = cursor + len(glue)
-    if real.startswith(glue, cursor):
-        for form in _forms(text):
-            if real.startswith(form, at) and real.startswith(follow, at + len(form)):
-                return at, at + len(form)
-    # The template looks at the text itself: look for it behind the end of its header, then anywhere.
-    head = glue[glue.rstrip("\n").rfind("\n") + 1 :] or glue
-    for before in (head, ""):
-        for form in _forms(text):
-            at = real.find(before + form, cursor)
-            if at >= 0:
-                return at + len(before), at + len(before) + len(form)
-    return None
-
-
-def _forms(text: str) -> Iterator[str]:
-    """The ways in which templates write a text: as it is, trimmed, or quoted as JSON."""
-    yield text
-    yield text.strip()
-    yield text.strip("\n")
-    yield text.rstrip()
-    yield text.lstrip()
-    yield text.lstrip("\n")
-    yield text.rstrip("\n")
-    yield json.dumps(text, ensure_ascii=False)[1:-1]
-    yield json.dumps(text)[1:-1]

@@ -55,6 +55,11 @@ class Message:
     ignored: tuple[str, ...] = ()
 
     @property
+    def call_names(self) -> tuple[tuple[str, str], ...]:
+        """Id and function name of each call."""
+        return tuple((call["id"], call["function"]["name"]) for call in self.tool_calls)
+
+    @property
     def memory_region(self) -> Region:
         """The region given, or the one inferred from role and text."""
         return self.region if self.region is not None else infer_region(self)

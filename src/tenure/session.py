@@ -50,6 +50,7 @@ class Session:
         self._transcript = None if engine.tokenizer is None else Transcript(engine.tokenizer)
         self._turn: Turn | None = None
         self._states: list[tuple[int, State]] = [(0, State())]
+        self._forcing = False
         self._unnamed = 0
         self._step: str | None = None
 
@@ -181,6 +182,22 @@ class Session:
         finally:
             self._collected = None
 
+    def force(self, ids: Sequence[int]) -> None:
+        """Decode given tokens one step each, as if they had been sampled: for measuring and for replays.
+
+        Args:
+            ids: token ids; they become one span of the assistant.
+        """
+        self._idle()
+        span = self._new_span(None, Region.ASSISTANT, "assistant", None)
+        self._forcing = True
+        try:
+            for token in ids:
+                self.memory.queue([token], span)
+                self.engine.step([self])
+        finally:
+            self._forcing = False
+
     # -- answering -------------------------------------------------------------------------------
 
     def generate(self, **options: Any) -> Turn:
@@ -226,7 +243,8 @@ class Session:
             work: this session's part of the forward.
             logits: of its new tokens, or of the last one, or none while more are waiting.
         """
-        self.memory.commit(work, decoding=self._turn is not None and work.stop - work.start == 1)
+        decoding = (self._turn is not None or self._forcing) and work.stop - work.start == 1
+        self.memory.commit(work, decoding=decoding)
         if self._collected is not None:
             self._collected.append(logits)
         if len(logits):

@@ -13,7 +13,7 @@ class Entry(NamedTuple):
     """What stays of a message when its text is gone."""
 
     role: str
-    calls: tuple[str, ...] = ()
+    calls: tuple[tuple[str, str], ...] = ()  # id and name
     tool_call_id: str | None = None
     name: str | None = None
     has_text: bool = True
@@ -26,7 +26,7 @@ class Entry(NamedTuple):
         """What stays of a message whose reasoning the template `kept` or `dropped`."""
         return cls(
             message.role,
-            tuple(call["id"] for call in message.tool_calls),
+            message.call_names,
             message.tool_call_id,
             message.name,
             bool(message.content.strip()),
@@ -36,13 +36,13 @@ class Entry(NamedTuple):
         )
 
     def as_chat(self, mark: str) -> dict[str, Any]:
-        """The message with a mark for its text and in stand-ins for its calls."""
+        """The message with a mark for its text and for the arguments of its calls."""
         chat: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
         chat["content"] = mark if self.has_text or not self.calls else ""
         if self.calls:
-            function = {"name": mark, "arguments": {"text": mark}}
             chat["tool_calls"] = [
-                {"id": call, "type": "function", "function": function} for call in self.calls
+                {"id": call, "type": "function", "function": {"name": name, "arguments": {"text": mark}}}
+                for call, name in self.calls
             ]
         if self.tool_call_id is not None:
             chat["tool_call_id"] = self.tool_call_id

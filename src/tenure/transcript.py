@@ -20,7 +20,7 @@ Rules:
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -113,7 +113,7 @@ class Transcript:
             {
                 "role": entry.role,
                 "span": entry.span,
-                "tool_calls": list(entry.calls),
+                "tool_calls": [call for call, _ in entry.calls],
                 "tool_call_id": entry.tool_call_id,
                 "reasoning": "as generated" if entry.generated else entry.reasoning,
             }
@@ -144,9 +144,13 @@ class Transcript:
         """
         parsed = [Message.parse(message, index) for index, message in enumerate(messages)]
         for index, message in enumerate(parsed):
-            for field in ("name", "tool_call_id"):
-                if self._encoder.has_marker(getattr(message, field) or ""):
-                    raise MessageError(f"{field}: holds a special marker of the model", index=index)
+            words = [
+                message.name,
+                message.tool_call_id,
+                *(word for call in message.call_names for word in call),
+            ]
+            if any(self._encoder.has_marker(word or "") for word in words):
+                raise MessageError("a name or an id holds a special marker of the model", index=index)
         before = self._state
         if not parsed and not (add_generation_prompt and before.last):
             raise MessageError(
@@ -214,8 +218,8 @@ class Transcript:
         if state.turn:
             text = self._assistant_end()
             if tool_calls:
-                calls = Message.parse({"role": "assistant", "tool_calls": tool_calls}).tool_calls
-                entry = entry._replace(calls=tuple(call["id"] for call in calls))
+                message = Message.parse({"role": "assistant", "tool_calls": tool_calls})
+                entry = entry._replace(calls=message.call_names)
         elif state.read is not None:
             text = state.carry + self._template.closing(self._state.entries(_WINDOW))[state.read :]
         else:
@@ -233,10 +237,15 @@ class Transcript:
         except Moved as moved:
             turns = _turns(messages)
             if len(turns) == 1:
+                does = (
+                    "leaves this message's text out"
+                    if moved.kind == "missing"
+                    else "moves this message's text"
+                )
                 raise MessageError(
-                    "the model's chat template moves this message's text to another place",
+                    f"the model's chat template {does}",
                     index=offset + (moved.index or 0),
-                    way_out="Send it where the template puts it",
+                    way_out="Send it under another role, or together with the message that it belongs to",
                 ) from None
             pieces: list[Piece] = []
             for number, turn in enumerate(turns):
@@ -383,13 +392,9 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def _turns(messages: list[Message]) -> list[list[Message]]:
-    """Split a list before each user message that follows an answer."""
-    turns: list[list[Message]] = []
-    for index, message in enumerate(messages):
-        if not turns or (message.role == "user" and messages[index - 1].role in ("assistant", "tool")):
-            turns.append([])
-        turns[-1].append(message)
-    return turns
+    """Split a list where the speaker changes: questions with their rules, answers with their tool results."""
+    answers = ("assistant", "tool")
+    return [list(turn) for _, turn in groupby(messages, key=lambda message: message.role in answers)]
 
 
 def _region(entry: Entry) -> Region:

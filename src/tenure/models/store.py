@@ -1,23 +1,26 @@
 """The user's model cache: where things lie, what is complete, and the lock that keeps two processes apart.
 
-``models/KEY`` appears by one rename of a finished folder, so whatever has that name is whole. Half-made folders have
-names that begin with a dot, and only the holder of the lock of KEY makes or removes them.
+``models/KEY`` appears by one rename of a finished folder, so whatever has that name is whole. Half-made
+folders have names that begin with a dot, and only the holder of the lock of KEY makes or removes them.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tenure.errors import ModelError
 from tenure.models.folder import inspect_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 FORMAT = 1  # of converted folders; an older one is made again
 MANIFEST = "tenure.json"
@@ -53,7 +56,7 @@ class Store:
         return self.root / "downloads" / key
 
     def manifest(self, key: str) -> dict[str, Any] | None:
-        """What is noted about a finished folder; None if there is none, or it is of another format or damaged."""
+        """What is noted about a finished folder; None if there is none, or one that has to be made again."""
         folder = self.model(key)
         try:
             data = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
@@ -64,31 +67,46 @@ class Store:
 
     @contextmanager
     def lock(self, key: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Hold the lock of ``key``; ``on_wait`` is called once if another process has it. A killed process lets go."""
+        """Hold the lock of ``key``, which a killed process lets go; ``on_wait``: another process has it."""
         from filelock import FileLock, Timeout
 
         folder = self.root / "locks"
-        try:
+        with self.disk_errors():
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ModelError(
-                f"the model cache cannot be written: {error}",
-                option="TENURE_CACHE",
-                way_out="Set TENURE_CACHE to a folder that you can write",
-            ) from error
-        lock = FileLock(folder / f"{key}.lock")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            on_wait()
-            lock.acquire()
+            lock = FileLock(folder / f"{key}.lock")
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                on_wait()
+                lock.acquire()
         try:
             yield
         finally:
             lock.release()
 
+    @contextmanager
+    def disk_errors(self) -> Iterator[None]:
+        """Turn a full disk, or a cache that cannot be written, into an error that a user can act on."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in (
+                errno.ENOSPC,
+                errno.EDQUOT,
+                errno.EACCES,
+                errno.EPERM,
+                errno.EROFS,
+                errno.ENOTDIR,
+            ):
+                raise
+            raise ModelError(
+                f"the model cache {self.root} cannot be written: {error.strerror}",
+                option="TENURE_CACHE",
+                way_out="Free some space, or set TENURE_CACHE to a folder that you can write",
+            ) from error
+
     def build(self, key: str, source: dict[str, Any], make: Callable[[Path], None]) -> dict[str, Any]:
-        """Let ``make`` fill a new folder and give it its name when it is safe on disk. The caller holds the lock.
+        """Let ``make`` fill a new folder, and name it when it is safe on disk. The caller holds the lock.
 
         Args:
             key: name of the finished folder.
@@ -107,13 +125,26 @@ class Store:
             make(folder)
             data = _write_manifest(folder, key, source)
             sync_folder(folder)
-            if final.exists():  # incomplete or of an older format, else nobody would build
-                os.replace(final, tempfile.mkdtemp(prefix=f".{key}.tmp-", dir=final.parent))
+            self.drop(key)  # incomplete or of an older format, else nobody would build
             os.replace(folder, final)
             sync_folder(final.parent, files=False)
             return data
         finally:
             self.clean(key)
+
+    def drop(self, key: str) -> None:
+        """Take the finished folder of ``key`` out of sight at once; `clean` removes it."""
+        final = self.model(key)
+        if final.exists():
+            os.replace(final, final.with_name(f".{key}.tmp-old-{os.getpid()}"))
+
+    def remove(self, key: str) -> None:
+        """Delete the model ``key`` and its downloads, waiting for whoever is making it."""
+        with self.lock(key), self.disk_errors():
+            self.drop(key)
+            self.clean(key)
+            if self.downloads(key).exists():
+                shutil.rmtree(self.downloads(key))
 
     def clean(self, key: str) -> None:
         """Remove what killed calls left half-made. The caller holds the lock."""

@@ -1,0 +1,87 @@
+"""``tenure bench``: the command line of the benchmarks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+app = typer.Typer(no_args_is_help=True, help="Measure speed, and what sessions still answer.")
+
+Model = Annotated[str, typer.Option(help="A name of `tenure models list`, a folder, a GGUF file or a hub id.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON, as the last line.")]
+Record = Annotated[Path | None, typer.Option(help="Also write the result with machine and commit to this file.")]
+_PARTS = "fill,decode,policies,long"
+
+
+@app.command()
+def speed(
+    model: Model = "smollm2-135m",
+    budget: Annotated[int, typer.Option(help="Slots of the session.")] = 2048,
+    chunk: Annotated[int, typer.Option(help="Tokens a forward.")] = 2048,
+    repeats: Annotated[int, typer.Option(min=5, help="Interleaved runs; medians are reported.")] = 7,
+    tokens: Annotated[int, typer.Option(help="Length of the long session.")] = 100_000,
+    parts: Annotated[str, typer.Option(help="Which measurements, separated by commas.")] = _PARTS,
+    dtype: Annotated[str, typer.Option(help="auto, bf16, fp16 or fp32.")] = "auto",
+    device: Annotated[str, typer.Option(help="A torch device.")] = "cpu",
+    seed: Annotated[int, typer.Option(help="Of the token ids.")] = 0,
+    record: Record = None,
+    as_json: AsJson = False,
+) -> None:
+    """Filling and decoding against plain transformers, policy overhead, flatness of a long session."""
+    from tenure.bench import speed as bench
+    from tenure.errors import ConfigError
+
+    wanted = tuple(part.strip() for part in parts.split(","))
+    if unknown := set(wanted) - set(_PARTS.split(",")):
+        raise ConfigError(f"{sorted(unknown)[0]!r} is not known", option="parts", way_out=f"Known: {_PARTS}")
+    config = bench.SpeedConfig(
+        model=model, budget=budget, chunk=chunk, repeats=repeats, tokens=tokens, dtype=dtype, device=device, seed=seed
+    )
+    console = Console(stderr=True)
+    with console.status("loading") as status:
+        result = bench.run(config, status.update, parts=wanted)
+    _finish("speed", bench.config_json(config), result, record, as_json)
+
+
+@app.command()
+def profile(
+    model: Model = "smollm2-135m",
+    budget: Annotated[int, typer.Option(help="Slots of the session.")] = 2048,
+    chunk: Annotated[int, typer.Option(help="Tokens a forward.")] = 2048,
+    policy: Annotated[str, typer.Option(help="Retention policy.")] = "h2o",
+    dtype: Annotated[str, typer.Option(help="auto, bf16, fp16 or fp32.")] = "auto",
+    flame: Annotated[Path | None, typer.Option(help="Write a flame graph (SVG) here.")] = None,
+    record: Record = None,
+    as_json: AsJson = False,
+) -> None:
+    """Where a fill chunk and a decode step spend their time."""
+    from tenure.bench import profile as bench
+
+    result = bench.run(model, budget=budget, chunk=chunk, policy=policy, dtype=dtype, flame=flame)
+    config = {"model": model, "budget": budget, "chunk": chunk, "policy": policy, "dtype": dtype}
+    _finish("profile", config, result, record, as_json)
+
+
+def _finish(name: str, config: dict[str, Any], result: dict[str, Any], record: Path | None, as_json: bool) -> None:
+    from tenure.bench import record as records
+
+    if record is not None:
+        records.write(record, records.envelope(name, config, result))
+    if not as_json:
+        table = Table("what", "value", title=f"tenure bench {name}")
+        for key, value in _flat(result):
+            table.add_row(key, f"{value:,.4g}" if isinstance(value, float) else str(value))
+        Console().print(table)
+    typer.echo(json.dumps(result))
+
+
+def _flat(result: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for key, value in result.items():
+        rows += _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
+    return rows

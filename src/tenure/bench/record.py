@@ -1,0 +1,67 @@
+"""What a result file holds besides the numbers: machine, versions, commit, config, seeds."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+
+def machine() -> dict[str, Any]:
+    """The hardware and the versions that a number hangs on."""
+    known = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return {
+        "cpu": known.get("cpu_name") or platform.processor() or platform.machine(),
+        "bf16": "amx" if known.get("amx_bf16") else "avx512" if known.get("avx512_bf16") else "none",
+        "cores": psutil.cpu_count(logical=False),
+        "memory_gb": round(psutil.virtual_memory().total / 2**30),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": version("transformers"),
+        "tenure": version("tenure"),
+    }
+
+
+def commit() -> str | None:
+    """The commit of the checkout this runs from, with ``+`` if files differ; None outside one."""
+    folder = Path(__file__).parent
+    try:
+        head = _git(folder, "rev-parse", "--short=12", "HEAD")
+        return head + ("+" if _git(folder, "status", "--porcelain", "--untracked-files=no", "--", "*.py") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    return subprocess.run(
+        ["git", *arguments], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def envelope(name: str, config: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+    """A result with all that is needed to read it later."""
+    return {
+        "bench": name,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "machine": machine(),
+        "config": config,
+        "result": result,
+    }
+
+
+def write(path: Path, record: dict[str, Any]) -> None:
+    """Write a record as JSON, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    part.replace(path)

@@ -1,0 +1,252 @@
+"""``tenure bench speed``: filling and decoding against plain transformers, and flatness over a long session.
+
+Everything runs in one process on the same weights. Tenure and transformers take turns, so that a slow minute of the
+machine hits both; medians are reported.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import psutil
+import torch
+
+from tenure.config import EngineConfig
+from tenure.engine import Engine, compute_dtype
+from tenure.models.sources import resolve
+from tenure.session import Session
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedConfig:
+    """What is measured.
+
+    Args:
+        model: by name.
+        budget: slots of the session, and tokens in transformers' cache.
+        chunk: tokens a forward.
+        repeats: of each measurement, at least 5.
+        tokens: length of the long session.
+        dtype: see :class:`~tenure.config.EngineConfig`.
+        device: a torch device.
+        seed: of the token ids.
+    """
+
+    model: str
+    budget: int = 2048
+    chunk: int = 2048
+    repeats: int = 7
+    tokens: int = 100_000
+    dtype: str = "auto"
+    device: str = "cpu"
+    seed: int = 0
+
+
+class PeakMemory:
+    """Largest resident set of the process while the block runs, sampled every 5 ms, in bytes."""
+
+    def __enter__(self) -> PeakMemory:
+        self.bytes = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        process = psutil.Process()
+        while not self._stop.wait(0.005):
+            self.bytes = max(self.bytes, process.memory_info().rss)
+
+
+class Bench:
+    """One model, twice in memory: stock and under Tenure."""
+
+    def __init__(self, config: SpeedConfig, note: Progress) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.config = config
+        self.note = note
+        dtype = compute_dtype(config.dtype, torch.device(config.device))
+        path = resolve(config.model).path
+        self.stock = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(config.device).eval()
+        engine_config = EngineConfig(dtype=config.dtype, device=config.device)
+        self.engine = Engine(copy.deepcopy(self.stock), config=engine_config, name=config.model)
+        self._ids = torch.Generator().manual_seed(config.seed)
+
+    def ids(self, count: int) -> list[int]:
+        """Random token ids."""
+        high = self.stock.config.vocab_size
+        return torch.randint(100, high, (count,), generator=self._ids).tolist()
+
+    def session(self, **options: Any) -> Session:
+        """A session at its budget."""
+        session = self.engine.session(budget=self.config.budget, chunk=self.config.chunk, **options)
+        session.append_ids(self.ids(self.config.budget + self.config.chunk))
+        return session
+
+    def time(self, call: Callable[[], Any]) -> float:
+        """Seconds of one call."""
+        if self.config.device != "cpu":
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        call()
+        if self.config.device != "cpu":
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    @torch.inference_mode()
+    def stock_cache(self) -> Any:
+        """A DynamicCache that holds ``budget`` tokens."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache(config=self.stock.config)
+        self.stock(torch.tensor([self.ids(self.config.budget)], device=self.stock.device), **_cache(cache))
+        return cache
+
+    def fill(self) -> dict[str, float]:
+        """Tokens/s of one chunk: Tenure with and without statistics, and transformers."""
+        arms = {name: self.session(policy=name) for name in ("h2o", "recency")}
+        kept = self.stock_cache()
+        seconds: dict[str, list[float]] = {"h2o": [], "recency": [], "transformers": []}
+        for turn in range(self.config.repeats + 1):
+            ids = self.ids(self.config.chunk)
+            for name, session in arms.items():
+                seconds[name].append(self.time(lambda session=session: session.append_ids(ids)))  # type: ignore[misc]
+            cache, batch = copy.deepcopy(kept), torch.tensor([ids], device=self.stock.device)
+            with torch.inference_mode():
+                seconds["transformers"].append(
+                    self.time(lambda: self.stock(batch, logits_to_keep=1, **_cache(cache)))
+                )
+            self.note(f"fill {turn}/{self.config.repeats}")
+        speed = {name: self.config.chunk / statistics.median(times[1:]) for name, times in seconds.items()}
+        return {
+            "fill_tokens_s": speed["h2o"],
+            "fill_plain_tokens_s": speed["recency"],
+            "fill_transformers_tokens_s": speed["transformers"],
+            "fill_ratio": speed["h2o"] / speed["transformers"],
+            "fill_ratio_plain": speed["recency"] / speed["transformers"],
+        }
+
+    def decode(self, tokens: int = 16) -> dict[str, float]:
+        """Tokens/s of decoding with ``budget`` slots, statistics on: Tenure and transformers."""
+        session = self.session(policy="h2o")
+        kept = self.stock_cache()
+        seconds: dict[str, list[float]] = {"tenure": [], "transformers": []}
+        for turn in range(self.config.repeats + 1):
+            ids = self.ids(tokens)
+            seconds["tenure"].append(self.time(lambda: session.force(ids)) / tokens)
+            cache = copy.deepcopy(kept)
+            seconds["transformers"].append(self.time(lambda: self._decode_stock(cache, ids)) / tokens)
+            self.note(f"decode {turn}/{self.config.repeats}")
+        speed = {name: 1 / statistics.median(times[1:]) for name, times in seconds.items()}
+        return {
+            "decode_tokens_s": speed["tenure"],
+            "decode_transformers_tokens_s": speed["transformers"],
+            "decode_ratio": speed["tenure"] / speed["transformers"],
+        }
+
+    @torch.inference_mode()
+    def _decode_stock(self, cache: Any, ids: list[int]) -> None:
+        for token in ids:
+            self.stock(torch.tensor([[token]], device=self.stock.device), **_cache(cache))
+
+    def long(self) -> dict[str, Any]:
+        """One session of ``tokens`` tokens: time a chunk, memory and cache size, early and late."""
+        session = self.engine.session(budget=self.config.budget, chunk=self.config.chunk, policy="h2o")
+        chunks = max(12, self.config.tokens // self.config.chunk)
+        early = max(1, round(10_000 / self.config.chunk))
+        edge = max(early + 3, round(20_000 / self.config.chunk))
+        window = max(3, min(7, chunks - edge))
+        seconds, sizes = [], set()
+        with PeakMemory() as peak:
+            peak_early = 0
+            for number in range(chunks):
+                seconds.append(self.time(lambda: session.append_ids(self.ids(self.config.chunk))))
+                sizes.add(session.stats().kv_bytes)
+                if number + 1 == edge:
+                    peak_early = peak.bytes
+                if number % 8 == 0:
+                    self.note(f"long session {len(session):,} of {chunks * self.config.chunk:,} tokens")
+        start = max(1, early - window // 2)
+        first = statistics.median(seconds[start : start + window])
+        last = statistics.median(seconds[-window:])
+        return {
+            "long_tokens": len(session),
+            "chunk_seconds_10k": first,
+            "chunk_seconds_end": last,
+            "flatness": last / first,
+            "kv_bytes": sizes.pop() if len(sizes) == 1 else sorted(sizes),
+            "kv_bytes_constant": not sizes,
+            "full_kv_bytes": session.stats().full_kv_bytes,
+            "peak_bytes_20k": peak_early,
+            "peak_bytes_end": peak.bytes,
+            "peak_ratio": peak.bytes / peak_early,
+        }
+
+    def policy_overhead(self) -> dict[str, float]:
+        """Time of a session of 3 chunks and 64 decode steps under each policy, over that of recency."""
+        from tenure.policies import POLICIES
+
+        names = [name for name in POLICIES if name != "full"]
+        arms = {(name, "logical"): self.session(policy=name, positions="logical") for name in names}
+        arms["foresight", "bounded"] = self.session(policy="foresight", positions="bounded")
+        seconds: dict[tuple[str, str], list[float]] = {arm: [] for arm in arms}
+
+        def play(session: Session, ids: list[int]) -> None:
+            session.append_ids(ids[:-64])
+            session.force(ids[-64:])
+
+        for turn in range(self.config.repeats):
+            ids = self.ids(3 * self.config.chunk + 64)
+            for arm, session in arms.items():
+                seconds[arm].append(self.time(lambda session=session: play(session, ids)))  # type: ignore[misc]
+            self.note(f"policies {turn + 1}/{self.config.repeats}")
+        median = {arm: statistics.median(times) for arm, times in seconds.items()}
+        base = median["recency", "logical"]
+        overhead = {name: median[name, "logical"] / base for name in names}
+        overhead["pace_over_h2o"] = median["foresight", "bounded"] / median["h2o", "logical"]
+        return overhead
+
+
+def _cache(cache: Any) -> dict[str, Any]:
+    """The cache argument under the name that this version of transformers has."""
+    from inspect import signature
+
+    from transformers import LlamaModel
+
+    name = "cache" if "cache" in signature(LlamaModel.forward).parameters else "past_key_values"
+    return {name: cache, "use_cache": True}
+
+
+def run(config: SpeedConfig, note: Progress, *, parts: tuple[str, ...]) -> dict[str, Any]:
+    """Measure the named parts (``fill``, ``decode``, ``long``, ``policies``)."""
+    bench = Bench(config, note)
+    result: dict[str, Any] = {"model": config.model, "dtype": str(bench.stock.dtype).removeprefix("torch.")}
+    if "fill" in parts:
+        result |= bench.fill()
+    if "decode" in parts:
+        result |= bench.decode()
+    if "policies" in parts:
+        result["policy_overhead"] = bench.policy_overhead()
+    if "long" in parts:
+        # The stock model is not part of a user's memory.
+        bench.stock = bench.stock.to("meta")
+        result |= bench.long()
+    return result
+
+
+def config_json(config: SpeedConfig) -> dict[str, Any]:
+    """The config as plain values."""
+    return asdict(config)

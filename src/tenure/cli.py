@@ -1,0 +1,190 @@
+"""The command ``tenure``.
+
+This module is imported for every ``--help``, so it declares options and nothing else; torch and transformers are
+imported by the command that needs them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from tenure.commands.options import (
+    DEFAULT_MODEL,
+    Device,
+    Dtype,
+    MemoryOptions,
+    ModelName,
+    ModelOptions,
+    SamplingFlags,
+    spread,
+)
+from tenure.errors import TenureError
+from tenure.version import __version__
+
+
+class _Commands(TyperGroup):
+    """Turns Tenure's errors into a message and exit code 2, and Ctrl-C into 130."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except TenureError as error:
+            _show(error, _option_names(self, ctx))
+            raise typer.Exit(2) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+
+
+app = typer.Typer(
+    cls=_Commands,
+    help="LLM agent sessions in a fixed KV-cache budget that still answer from their start.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+SessionFile = Annotated[
+    Path, typer.Argument(metavar="SESSION.jsonl", help="A session file, see docs/session-files.md.", show_default=False)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No live view and no summary.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tenure {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+@spread
+def run(
+    session_file: SessionFile,
+    model: ModelOptions,
+    memory: MemoryOptions,
+    sampling: SamplingFlags,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Play a session file and answer its probes.
+
+    The answers go to stdout, a live view of the cache to the terminal.
+    """
+    from tenure.commands import run
+
+    run.run(session_file, model, memory, sampling, as_json=as_json, quiet=quiet)
+
+
+@app.command()
+@spread
+def explain(
+    session_file: SessionFile,
+    model: ModelOptions,
+    memory: MemoryOptions,
+    span: Annotated[
+        str | None, typer.Option(help="Only this span, with its text and every layer.", show_default=False)
+    ] = None,
+    upto: Annotated[
+        str | None,
+        typer.Option(help="Stop before the plan's step of this id.", metavar="STEP", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Play a session file and say where each span is and why."""
+    from tenure.commands import explain
+
+    explain.run(session_file, model, memory, span=span, upto=upto, as_json=as_json)
+
+
+@app.command()
+@spread
+def chat(
+    model: ModelOptions,
+    memory: MemoryOptions,
+    sampling: SamplingFlags,
+    system: Annotated[str | None, typer.Option(help="System message.", show_default=False)] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="JSON file with the plan's steps and what they read.", show_default=False)
+    ] = None,
+) -> None:
+    """Talk to a model in a session that never outgrows its budget."""
+    from tenure.commands import chat
+
+    chat.run(model, memory, sampling, system=system, plan=plan)
+
+
+@app.command()
+def doctor(
+    model: ModelName = DEFAULT_MODEL,
+    dtype: Dtype = None,
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check Tenure against the stock model, on a model of your own.
+
+    Exit code 0 if every check passes, 1 if one fails.
+    """
+    from tenure.commands import doctor
+
+    raise typer.Exit(doctor.run(model, dtype or "auto", device or "cpu", as_json=as_json))
+
+
+@app.command()
+@spread
+def demo(
+    model: ModelOptions = None,  # type: ignore[assignment]
+) -> None:
+    """Play one coding session under H2O, foresight and PACE, and compare the answers."""
+
+
+def _mount(name: str, module: str) -> None:
+    """Add a sub-command that lives beside what it commands."""
+    app.add_typer(importlib.import_module(module).app, name=name)
+
+
+_mount("models", "tenure.models.commands")
+_mount("bench", "tenure.bench.commands")
+
+
+def _option_names(group: TyperGroup, ctx: Any) -> dict[str, str]:
+    """``limit`` -> ``--limit``, for the options of the command that was called."""
+    command = group.commands.get(ctx.invoked_subcommand or "")
+    return {param.name: param.opts[0] for param in (command.params if command else ()) if param.opts[0][:1] == "-"}
+
+
+def _show(error: TenureError, names: dict[str, str]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    text = Text("error: ", style="bold red")
+    if error.option:
+        text.append(f"{names.get(error.option, error.option)}: ", style="bold")
+    text.append(error.cause.rstrip("."), style="not bold default")
+    if error.way_out:
+        text.append(f"\n  {error.way_out}", style="default")
+    Console(stderr=True).print(text, soft_wrap=True)
+
+
+def main() -> None:
+    """The entry point of the ``tenure`` command."""
+    app(prog_name="tenure")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

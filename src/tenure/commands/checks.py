@@ -1,0 +1,356 @@
+"""What ``tenure doctor`` measures. Each function looks at one thing and returns one :class:`Check`.
+
+Models stand beside each other only as saved logits, so that one copy is in memory at a time.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tenure.commands.doctor_text import CODE, TURNS
+from tenure.errors import IntegrityError, ModelError
+
+if TYPE_CHECKING:
+    from tenure.engine import Engine
+    from tenure.session import Session
+
+LOGITS = 1e-4
+"""Largest difference of logits in fp32 that still counts as the same computation."""
+
+GREEDY = 64
+"""Tokens that both sides continue with."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """The result of one check.
+
+    Args:
+        name: what was checked.
+        passed: whether it holds.
+        measured: the error; None where there is no number.
+        threshold: the largest error that passes.
+        detail: in words, with what the number means.
+    """
+
+    name: str
+    passed: bool
+    measured: float | None
+    threshold: float | None
+    detail: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "name": self.name,
+            "pass": self.passed,
+            "measured": self.measured,
+            "threshold": self.threshold,
+            "detail": self.detail,
+        }
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A conversation as an engine computed it.
+
+    Args:
+        ids: of the conversation, then ``GREEDY`` tokens that the engine chose.
+        prompt: how many are the conversation's.
+        logits: behind each id, fp32 ``[len(ids), vocabulary]``.
+    """
+
+    ids: list[int]
+    prompt: int
+    logits: Tensor
+
+
+def _open(engine: Engine, **options: Any) -> Session:
+    return engine.session(policy="full", positions="logical", chunk=256, **options)
+
+
+def _worst(a: Tensor, b: Tensor) -> float:
+    """Largest difference; infinite where one of them is not finite."""
+    worst = 0.0
+    for left, right in zip(a.split(256), b.split(256), strict=True):  # a vocabulary makes large temporaries
+        difference = float((left - right).abs().max())
+        worst = max(worst, difference if math.isfinite(difference) else math.inf)
+    return worst
+
+
+def conversation_ids(engine: Engine) -> list[list[int]]:
+    """Three turns of real text, as the model's template writes them; bare text where it has none."""
+    tokenizer = engine.tokenizer
+    if not tokenizer.chat_template:
+        return [tokenizer(f"{question}\n{answer}\n")["input_ids"] for question, answer in TURNS]
+    from tenure.transcript import Transcript
+
+    transcript, turns = Transcript(tokenizer), []
+    for number, (question, answer) in enumerate(TURNS):
+        last = number == len(TURNS) - 1
+        messages = [{"role": "user", "content": question}]
+        if not last:
+            messages.append({"role": "assistant", "content": answer})
+        turns.append([token for piece in transcript.open(messages, last) for token in piece.ids])
+    return turns
+
+
+def record(engine: Engine, ids: list[list[int]] | None = None, forced: list[int] | None = None) -> Recorded:
+    """Read a conversation turn by turn, then continue it greedily.
+
+    Args:
+        engine: in fp32.
+        ids: of each turn; the doctor's own conversation if None.
+        forced: continue with these ids instead of the engine's own choice.
+    """
+    session = _open(engine)
+    turns = ids or conversation_ids(engine)
+    logits = [session.feed(turn) for turn in turns]
+    prompt = len(session)
+    for step in range(GREEDY):
+        token = int(logits[-1][-1].argmax()) if forced is None else forced[step]
+        logits.append(session.feed([token]))
+    return Recorded(session.memory.ids.tolist(), prompt, torch.cat(logits))
+
+
+@torch.inference_mode()
+def stock_logits(model: Any, ids: list[int]) -> Tensor:
+    """Logits of the unmodified model over all ids in one forward without a cache, fp32."""
+    logits: Tensor = model(torch.tensor([ids], device=model.device), use_cache=False).logits
+    return logits[0].float()
+
+
+def rotation(ours: Recorded, stock: Tensor) -> Check:
+    """The engine's logits over three turns against the stock model's, and 64 greedy ids."""
+    error = _worst(ours.logits, stock)
+    choice = stock[ours.prompt - 1 : -1].argmax(-1).tolist()
+    # Equal at every place, given the same ids before it: then a greedy run of the stock model is the same run.
+    same = sum(a == b for a, b in zip(choice, ours.ids[ours.prompt :], strict=True))
+    return Check(
+        "rotation",
+        error <= LOGITS and same == GREEDY,
+        error,
+        LOGITS,
+        f"logits of {ours.prompt} tokens in {len(TURNS)} turns and {GREEDY} answered ones, raw keys rotated when "
+        f"read, against the stock model; {same} of {GREEDY} greedy ids equal; logits reach {stock.abs().max():.0f}",
+    )
+
+
+def shifts(engine: Engine, ours: Recorded) -> Check:
+    """The same relative positions at other places."""
+    ids = ours.ids[: min(200, ours.prompt)]
+    scale = float(ours.logits[: len(ids)].abs().max())
+    errors = {}
+    for shift in (37, 1900):
+        session = _open(engine)
+        session.memory.ledger.next_position = shift
+        errors[shift] = _worst(session.feed(ids), ours.logits[: len(ids)]) / scale
+    shown = ", ".join(f"{error:.1e} at {shift}" for shift, error in errors.items())
+    return Check(
+        "shift invariance",
+        max(errors.values()) <= LOGITS,
+        max(errors.values()),
+        LOGITS,
+        f"{len(ids)} tokens moved to other positions, error as a share of the largest logit {scale:.0f}: {shown}",
+    )
+
+
+def masks(engine: Engine, ours: Recorded) -> Check:
+    """Causality in every layer: what comes last must not reach the rows before it."""
+    ids = ours.ids[: min(150, ours.prompt)]
+    whole, changed, pieces = (_open(engine) for _ in range(3))
+    first = whole.feed(ids)
+    other = changed.feed([*ids[:-1], (ids[-1] + 1) % first.shape[-1]])
+    for start in range(0, len(ids), 17):
+        last = pieces.feed(ids[start : start + 17])
+    before = len(ids) - 1
+    leaks = [
+        layer
+        for layer in range(engine.layout.layers)
+        for name in ("raw", "values")
+        if not torch.equal(*(getattr(s.memory.rows, name)[layer, :, :before] for s in (whole, changed)))
+    ]
+    identical = torch.equal(first[:-1], other[:-1]) and not leaks
+    error = _worst(last[-1:], first[-1:])
+    where = f"layer {leaks[0]} is the first that leaks" if leaks else f"no leak in {engine.layout.layers} layers"
+    return Check(
+        "masks",
+        identical and error <= LOGITS,
+        error,
+        LOGITS,
+        f"another last token leaves all earlier rows and logits bit-identical: {'yes' if identical else 'NO'}, {where}; "
+        f"{len(ids)} tokens in pieces of 17 against one piece: {error:.1e}",
+    )
+
+
+def reuse(engine: Engine) -> Check:
+    """A second turn computes its own tokens only, on the ids that the template would write."""
+    tokenizer = engine.tokenizer
+    if not tokenizer.chat_template:
+        return Check("second turn", True, None, None, "skipped: the model has no chat template")
+    questions = [question for question, _ in TURNS[:2]]
+    with engine.session(policy="full", positions="logical") as session:
+        session.queue(questions[0], reply=True)
+        computed = _drain(engine, session)
+        prompt = len(session)
+        turn = session.start_turn(max_tokens=24)
+        while not turn.done:
+            computed += engine.step([session])
+        turn.close()
+        session.queue(questions[1], reply=True)
+        computed += _drain(engine, session)
+        ids = session.memory.ids.tolist()
+    told = [questions[0], turn.text, questions[1]]
+    chat = [{"role": role, "content": text} for role, text in zip(("user", "assistant", "user"), told, strict=True)]
+    want = _render(tokenizer, chat)
+    behind = len(ids) - prompt - len(turn.ids)
+    rest = want[len(want) - behind :]
+    differ = sum(a != b for a, b in zip(ids[:prompt] + ids[-behind:], want[:prompt] + rest, strict=True))
+    exact = ids == want
+    extra = computed - len(ids)
+    note = "" if exact or differ else " (the template or the tokenizer rewrites the answer itself)"
+    return Check(
+        "second turn",
+        extra == 0 and differ == 0,
+        float(differ + max(0, extra)),
+        0.0,
+        f"{computed} tokens computed for {len(ids)} of two turns; ids equal the template's own rendering in all but "
+        f"{differ} places{note}",
+    )
+
+
+def _drain(engine: Engine, session: Session) -> int:
+    total = 0
+    while count := engine.step([session]):
+        total += count
+    return total
+
+
+def _render(tokenizer: Any, chat: list[dict[str, str]]) -> list[int]:
+    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    written = bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)
+    ids: list[int] = tokenizer(text, add_special_tokens=not written)["input_ids"]
+    return ids
+
+
+def markers(engine: Engine) -> Check:
+    """One start-of-text id at most, every marker one id, and the end of a turn stops an answer."""
+    tokenizer = engine.tokenizer
+    if not tokenizer.chat_template:
+        return Check("tokenizer", True, None, None, "skipped: the model has no chat template")
+    chat = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good day"}]
+    text = tokenizer.apply_chat_template(chat, tokenize=False)
+    special = {token.content: place for place, token in tokenizer.added_tokens_decoder.items() if token.special}
+    used = sorted(marker for marker in special if marker in text)
+    split = [
+        marker for marker in used if tokenizer(marker, add_special_tokens=False)["input_ids"] != [special[marker]]
+    ]
+    with engine.session(policy="full", positions="logical") as session:
+        session.append([{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good day"}])
+        session.append([{"role": "user", "content": "Again, " + " ".join(used)}])
+        ids = session.memory.ids.tolist()
+        stops = session.stop_ids
+    bos = tokenizer.bos_token_id
+    again = tokenizer.apply_chat_template([*chat, {"role": "user", "content": "Again, "}], tokenize=False)
+    allowed = max(1, again.count(tokenizer.bos_token)) if tokenizer.bos_token else 0
+    starts = ids.count(bos) if bos is not None else 0
+    foreign = sum(max(0, ids.count(special[m]) - max(again.count(m), m == tokenizer.bos_token)) for m in used)
+    after = tokenizer(text.rsplit("Good day", 1)[1], add_special_tokens=False)["input_ids"]
+    end = next((token for token in after if token in special.values()), None)
+    faults = {
+        f"{starts} start-of-text ids where {allowed} may be": starts > allowed,
+        f"markers in pieces: {', '.join(split)}": bool(split),
+        f"{foreign} markers of a message's text read as markers": foreign > 0,
+        "the end of a turn does not stop an answer": end is not None and end not in stops,
+        "the template ends a turn with no marker": end is None and not stops,
+    }
+    found = [fault for fault, holds in faults.items() if holds]
+    good = (
+        f"{starts} start-of-text ids ({allowed} may be), markers {' '.join(used)} are one id each, "
+        f"stops at {' '.join(tokenizer.convert_ids_to_tokens(sorted(stops)))}"
+    )
+    return Check("tokenizer", not found, float(len(found)), 0.0, "; ".join(found) or good)
+
+
+def eviction(engine: Engine) -> Check:
+    """A session far past its budget: memory stays, and cache, ledger and ids agree."""
+    ids = engine.tokenizer(CODE)["input_ids"][:900]
+    session = engine.session(policy="h2o", positions="bounded", budget=128, chunk=96, slack=16)
+    sizes, finite = set(), True
+    problem = ""
+    try:
+        for start in range(0, len(ids), 96):
+            finite &= bool(session.feed(ids[start : start + 96])[-1].isfinite().all())
+            session.check_integrity()
+            sizes.add(session.memory.rows.nbytes)
+        for _ in range(40):
+            finite &= bool(session.feed([int(session.logits.argmax())]).isfinite().all())  # type: ignore[union-attr]
+            session.check_integrity()
+            sizes.add(session.memory.rows.nbytes)
+    except IntegrityError as error:
+        problem = f"; {error}"
+    stats = session.stats()
+    grown = float(max(sizes) - min(sizes))
+    fits = stats.resident <= 128 + 16
+    return Check(
+        "eviction",
+        grown == 0 and finite and fits and not problem,
+        grown,
+        0.0,
+        f"bytes that the cache of {stats.kv_bytes:,} grew by over {stats.tokens} tokens with budget 128; {stats.evicted} "
+        f"evicted, {stats.renumbers} renumberings, {'finite' if finite else 'NOT FINITE'}{problem}",
+    )
+
+
+def executors(fused: Recorded | None, stock: Recorded, name: str) -> Check:
+    """The fused executor against transformers' own forward, both over Tenure's cache."""
+    if fused is None:
+        return Check("executors", True, None, None, f"skipped: the family has only the executor {name!r}")
+    error = _worst(fused.logits, stock.logits)
+    return Check(
+        "executors",
+        error <= LOGITS,
+        error,
+        LOGITS,
+        f"logits of {len(fused.ids)} tokens, joined projections against transformers' own forward",
+    )
+
+
+def speed(engine: Engine, ours: Recorded) -> Check:
+    """Tokens a second in the dtype that the user gets; passes unless something is not finite."""
+    ids = ours.ids[: ours.prompt]
+    session = engine.session(policy="h2o", budget=1024, chunk=1024)
+    session.feed(ids[:64])  # the first forward pays for set-up
+    ids = (ids * 3)[:1024]
+    started = time.perf_counter()
+    session.memory.queue(ids, session.memory.last_span or _no_span())
+    engine.drain([session])
+    prefill = len(ids) / (time.perf_counter() - started)
+    finite = session.logits is not None and bool(session.logits.isfinite().all())
+    started = time.perf_counter()
+    for _ in range(16):
+        finite &= bool(session.feed([int(session.logits.argmax())]).isfinite().all())  # type: ignore[union-attr]
+    decode = 16 / (time.perf_counter() - started)
+    full = _open(engine)
+    logits = full.feed(ours.ids[: ours.prompt])
+    finite &= bool(logits.isfinite().all())
+    agree = (logits.argmax(-1) == ours.logits[: ours.prompt].argmax(-1)).float().mean().item()
+    dtype = str(engine.layout.dtype).removeprefix("torch.")
+    return Check(
+        "dtype and speed",
+        finite,
+        round(decode, 1),
+        None,
+        f"{dtype} on {engine.layout.device}: {prefill:,.0f} tokens/s reading, {decode:,.1f} tokens/s answering at 1,024 "
+        f"slots; likeliest token as in fp32 at {agree:.1%} of {ours.prompt} places",
+    )
+
+
+def _no_span() -> Any:
+    raise ModelError("the session has no span")  # pragma: no cover - 64 tokens were just read
