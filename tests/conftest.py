@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 os.environ["TENURE_POISON"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: threads that wait for each other cost more than they save
 
 import copy
 from collections.abc import Callable

@@ -46,7 +46,7 @@ class MaskedReference:
             self._positions.append(where)
         work = SimpleNamespace(attend=self._attend)
         with torch.no_grad():
-            logits = self._adapter.forward(torch.tensor(ids), work, torch.arange(len(ids)))  # type: ignore[arg-type]
+            logits = self._adapter.run(torch.tensor(ids), work, torch.arange(len(ids)))  # type: ignore[arg-type]
         self._length = total
         return logits
 

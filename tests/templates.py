@@ -20,7 +20,7 @@ CHATML = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
-# Tool schemas in the system block, tool results merged into one user block; other roles vanish without a word.
+# Tool schemas in the system block, tool results merged into one user block; other roles vanish.
 TOOLS = """\
 {%- set first = messages[0].content if messages[0].role == 'system' else 'Be helpful.' %}
 {{- '<|im_start|>system\n' + first }}
@@ -29,12 +29,14 @@ TOOLS = """\
 {%- endif %}
 {{- '<|im_end|>\n' }}
 {%- for m in messages %}
-{%- if m.role == 'user' or (m.role == 'system' and not loop.first) or (m.role == 'assistant' and not m.tool_calls) %}
+{%- set plain = m.role == 'assistant' and not m.tool_calls %}
+{%- if m.role == 'user' or (m.role == 'system' and not loop.first) or plain %}
 {{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}
 {%- elif m.role == 'assistant' %}
 {{- '<|im_start|>assistant' }}{%- if m.content %}{{- '\n' + m.content }}{%- endif %}
 {%- for call in m.tool_calls %}
-{{- '\n<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' + (call.function.arguments | tojson) }}
+{{- '\n<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}
+{{- call.function.arguments | tojson }}
 {{- '}\n</tool_call>' }}
 {%- endfor %}{{- '<|im_end|>\n' }}
 {%- elif m.role == 'tool' %}
@@ -49,7 +51,7 @@ TOOLS = """\
 REASONING = """\
 {%- set ns = namespace(last=-1) %}
 {%- for m in messages %}
-{%- if m.role == 'user' and not (m.content.startswith('<tool_response>') and m.content.endswith('</tool_response>')) %}
+{%- if m.role == 'user' and not m.content.startswith('<tool_response>') %}
 {%- set ns.last = loop.index0 %}{%- endif %}
 {%- endfor %}
 {%- for m in messages %}
@@ -102,7 +104,7 @@ MOVING = """\
 {%- if loop.last and rules is defined %}{{- '[INST] ' + rules + '\n\n' + m.content + '[/INST]' }}
 {%- else %}{{- '[INST] ' + m.content + '[/INST]' }}{%- endif %}
 {%- elif m.role == 'assistant' %}{{- ' ' + m.content + eos_token }}
-{%- else %}{{- raise_exception('Only user and assistant roles are supported, with an optional system message') }}
+{%- else %}{{- raise_exception('Only user and assistant roles, with an optional system message') }}
 {%- endif %}
 {%- endfor %}"""
 
@@ -139,25 +141,32 @@ def _backend(bos: str, add_bos: bool) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=SPECIAL, show_progress=False
+        vocab_size=600,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=SPECIAL,
+        show_progress=False,
     )
     tokenizer.train_from_iterator(_LINES * 20, trainer)
     tokenizer.add_tokens(ADDED)
     if add_bos:
         place = tokenizer.token_to_id(bos)
-        tokenizer.post_processor = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, place)])
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", special_tokens=[(bos, place)]
+        )
     return tokenizer
 
 
 def tokenizer(name: str, *, add_bos: bool = False) -> PreTrainedTokenizerFast:
-    """A small byte-level tokenizer with the template of that name; `add_bos` adds a start id to what it encodes."""
+    """A small byte-level tokenizer with the template of that name; `add_bos`: it adds a start id itself."""
     template, bos, eos = ALL[name]
     fast = PreTrainedTokenizerFast(tokenizer_object=_backend(bos, add_bos), bos_token=bos, eos_token=eos)
     fast.chat_template = template
     return fast
 
 
-def joint(tokenizer: PreTrainedTokenizerFast, chat: list[dict[str, object]], prompt: bool = False, **options: object) -> list[int]:
+def joint(
+    tokenizer: PreTrainedTokenizerFast, chat: list[dict[str, object]], prompt: bool = False, **options: object
+) -> list[int]:
     """The template's own rendering of a conversation, encoded in one go."""
     text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=prompt, **options)
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]

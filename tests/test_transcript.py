@@ -7,11 +7,13 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
-from tests.templates import joint, tokenizer
 from tenure.errors import MessageError, ModelError
 from tenure.regions import Region
 from tenure.transcript import Message, Piece, State, Transcript, common_prefix
+from tests.templates import joint, tokenizer
 
 S = {"role": "system", "content": "Rules: be brief."}
 U = {"role": "user", "content": "  What is MAX_PARALLEL_SHARDS?\n"}
@@ -102,7 +104,14 @@ def test_pieces_are_whole_messages() -> None:
     tok = tokenizer("tools")
     pieces = Transcript(tok).open([U, CALL, T1, T2], add_generation_prompt=True)
     texts = [tok.decode(piece.ids, clean_up_tokenization_spaces=False) for piece in pieces]
-    assert [piece.kind for piece in pieces] == ["preamble", "message", "message", "message", "message", "prompt"]
+    assert [piece.kind for piece in pieces] == [
+        "preamble",
+        "message",
+        "message",
+        "message",
+        "message",
+        "prompt",
+    ]
     assert texts[0] == "<|im_start|>system\nBe helpful.<|im_end|>\n"
     assert texts[1] == f"<|im_start|>user\n{U['content']}<|im_end|>\n"
     assert texts[2].startswith("<|im_start|>assistant\n<tool_call>")
@@ -296,11 +305,19 @@ def test_calls_and_names_cannot_close_a_turn() -> None:
 
 @pytest.mark.parametrize(
     ("chat", "index"),
-    [([U, A, U2, U], 3), ([U, U2], 1), ([A, U], 0), ([S, U], 0), ([S], 0), ([U, CALL, U2, T1], 3), ([U, A, S, U], 2)],
+    [
+        ([U, A, U2, U], 3),
+        ([U, U2], 1),
+        ([A, U], 0),
+        ([S, U], 0),
+        ([S], 0),
+        ([U, CALL, U2, T1], 3),
+        ([U, A, S, U], 2),
+    ],
 )
 def test_a_refusal_names_the_message(chat: list[dict], index: int) -> None:
     transcript = Transcript(tokenizer("strict"))
-    with pytest.raises(MessageError, match="must alternate|Only user") as caught:
+    with pytest.raises(MessageError, match=r"must alternate|Only user") as caught:
         transcript.open(chat, True)
     assert caught.value.index == index
     assert transcript.snapshot() == State()
@@ -322,7 +339,9 @@ def test_a_refusal_in_a_session_changes_nothing() -> None:
 
 def test_a_text_that_is_left_out_is_refused() -> None:
     tok = tokenizer("tools")
-    tok.chat_template = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content + '\n' }}{% endif %}{% endfor %}"
+    tok.chat_template = (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content + '\n' }}{% endif %}{% endfor %}"
+    )
     with pytest.raises(MessageError, match="leaves this message's text out") as caught:
         Transcript(tok).open([U, A, U2])
     assert caught.value.index == 1
@@ -372,7 +391,9 @@ def test_no_template() -> None:
 def test_nothing_of_the_texts_is_kept() -> None:
     tok = tokenizer("tools")
     transcript = Transcript(tok)
-    transcript.open([{"role": "user", "content": "SECRET " * 1000}, CALL, {**T1, "content": "SECRET " * 1000}], True)
+    transcript.open(
+        [{"role": "user", "content": "SECRET " * 1000}, CALL, {**T1, "content": "SECRET " * 1000}], True
+    )
     assert "SECRET" not in repr(transcript.snapshot())
     assert "path" not in repr(transcript.snapshot())
 
@@ -416,6 +437,19 @@ def test_a_long_session_renders_a_window_of_its_skeleton() -> None:
         assert ids == joint(tok, as_template(chat))
 
 
+def test_a_long_chain_of_tool_calls_is_cut_too() -> None:
+    tok = tokenizer("tools")
+    transcript = Transcript(tok)
+    ids = joined(transcript.open([S, U]))
+    for _ in range(60):
+        ids += joined(transcript.open([CALL, T1]))
+    ids += joined(transcript.close())
+    window = transcript.snapshot().entries(16)
+    assert [entry.role for entry in window[:4]] == ["system", "user", "assistant", "tool"]
+    assert len(window) < 20
+    assert ids == joint(tok, as_template([S, U, *[CALL, T1] * 60]))
+
+
 # C35, C36: what tools put out
 
 
@@ -434,15 +468,14 @@ def test_unbroken_runs_take_linear_time(run: str) -> None:
     times = []
     for size in (1 << 17, 1 << 18):
         text = (run * size)[:size]
-        best = min(_timed(transcript, text) for _ in range(2))
-        times.append(best)
+        times.append(min(_timed(transcript, text) for _ in range(3)))
     assert times[1] < 3 * times[0] + 0.05
 
 
 def _timed(transcript: Transcript, text: str) -> float:
-    start = time.perf_counter()
-    transcript.render_all([{"role": "user", "content": text}])
-    return time.perf_counter() - start
+    start = time.process_time()
+    transcript.render_all([text])
+    return time.process_time() - start
 
 
 # Messages
@@ -483,7 +516,9 @@ def test_parsing() -> None:
     message = Message.parse({"role": "user", "content": parts, "pin": True, "reads": ("x", "x"), "ttl": 3})
     assert message == Message("user", "ab", pin="hard", reads=("x",), ignored=("ttl",))
     assert Message.parse(message) == message
-    assert Message.parse({"role": "user", "content": "x", "pin": "soft", "region": "plan"}).region is Region.PLAN
+    assert (
+        Message.parse({"role": "user", "content": "x", "pin": "soft", "region": "plan"}).region is Region.PLAN
+    )
 
 
 def test_marks_do_not_change_the_ids() -> None:
@@ -517,8 +552,9 @@ def test_common_prefix() -> None:
 @pytest.mark.model
 @pytest.mark.parametrize("name", ["smollm2-135m", "qwen2.5-coder-0.5b"])
 def test_catalog_models(name: str) -> None:
-    from tenure.models.sources import resolve
     from transformers import AutoTokenizer
+
+    from tenure.models.sources import resolve
 
     tok = AutoTokenizer.from_pretrained(resolve(name).path)
     transcript = Transcript(tok)
@@ -527,9 +563,34 @@ def test_catalog_models(name: str) -> None:
     ids += joined(transcript.open([T1], False)) + joined(transcript.open([T2], True))
     assert ids == joint(tok, as_template([U, A, T1, T2]), True)
     assert transcript.stop_ids >= {tok.convert_tokens_to_ids("<|im_end|>")}
-    times = []
-    for size in (1 << 18, 1 << 19):
-        start = time.perf_counter()
-        transcript.render_all(["-" * size])
-        times.append(time.perf_counter() - start)
+    times = [min(_timed(transcript, "-" * size) for _ in range(3)) for size in (1 << 18, 1 << 19)]
     assert times[1] < 3 * times[0] + 0.1
+
+
+def test_a_vocabulary_that_puts_a_space_before_a_text() -> None:
+    """Text in the middle of a session gets no such space: ids are those of the joint rendering."""
+    words = {
+        "<unk>": 0,
+        "<s>": 1,
+        "</s>": 2,
+        **{letter: 3 + place for place, letter in enumerate("▁[]/INST:abcdefgh")},
+    }
+    backend = Tokenizer(models.BPE(vocab=words, merges=[], unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    backend.add_special_tokens(["<s>", "</s>"])
+    tok = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>")
+    tok.chat_template = (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ '[INST]' + m.content + '[/INST]' }}"
+        "{% else %}{{ m.content + eos_token }}{% endif %}{% endfor %}"
+    )
+    chat = [
+        {"role": role, "content": text} for role, text in [("user", "a b"), ("assistant", "c"), ("user", "d")]
+    ]
+    transcript = Transcript(tok)
+    ids = joined(transcript.open(chat[:1], True))
+    assert tok.convert_ids_to_tokens(ids[:2]) == ["▁", "["]
+    ids += tok.convert_tokens_to_ids(["c"])
+    ids += joined(transcript.open(chat[2:], True))
+    assert ids == joint(tok, chat)
+    parts = [*joined(transcript.open([{"role": "user", "content": "e </s> f"}]))]
+    assert parts.count(tok.eos_token_id) == 1  # the closing of the open turn

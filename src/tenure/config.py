@@ -27,6 +27,8 @@ class EngineConfig:
         threads: CPU threads; None leaves torch's choice.
         executor: ``fused`` runs a family's layers with joined projections, ``transformers`` the stock
             forward; ``auto`` takes ``fused`` where the family has one.
+        weights: ``auto`` keeps the projections in ``dtype``, ``int8`` stores them in half the bytes or less
+            (CPU only, needs a C compiler).
         rotate: ``copy`` keeps a rotated copy of the keys beside the raw ones (fast decode, half again the
             memory), ``read`` rotates whenever keys are read.
     """
@@ -35,12 +37,17 @@ class EngineConfig:
     device: str = "cpu"
     threads: int | None = None
     executor: Literal["auto", "fused", "transformers"] = "auto"
+    weights: Literal["auto", "int8"] = "auto"
     rotate: Literal["copy", "read"] = "copy"
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, ("auto", "bf16", "fp16", "fp32"))
         _one_of("executor", self.executor, ("auto", "fused", "transformers"))
+        _one_of("weights", self.weights, ("auto", "int8"))
+        if self.weights == "int8" and self.executor == "transformers":
+            raise ConfigError("int8 runs on the fused executor only", option="weights", way_out="Use executor 'auto'")
         _one_of("rotate", self.rotate, ("copy", "read"))
+        _whole("threads", self.threads, optional=True)
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"{self.threads} threads cannot run", option="threads", way_out="Give 1 or more")
 
@@ -75,6 +82,8 @@ class SessionConfig:
         _one_of("positions", self.positions, ("bounded", "logical", "compact"))
         if self.granularity is not None:
             _one_of("granularity", self.granularity, ("session", "layer"))
+        for name in sorted(_NUMBERS):
+            _whole(name, getattr(self, name), optional=name in ("budget", "limit"))
         for name, low in (("chunk", 1), ("slack", 1), ("sinks", 0)):
             if getattr(self, name) < low:
                 raise ConfigError(f"{getattr(self, name)} is too small", option=name, way_out=f"Give at least {low}")
@@ -129,9 +138,12 @@ class SessionConfig:
         values: dict[str, Any] = {}
         if path is not None:
             try:
-                values.update(tomllib.loads(path.read_text(encoding="utf-8")).get("session", {}))
+                table = tomllib.loads(path.read_text(encoding="utf-8")).get("session", {})
             except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
                 raise ConfigError(str(error), option=str(path), way_out="Give a readable TOML file") from error
+            if not isinstance(table, dict):
+                raise ConfigError(f"session is {table!r}", option=str(path), way_out="Make it a table, [session]")
+            values.update(table)
         known = {item.name: item for item in fields(cls)}
         for name in known:
             if (text := env.get(f"TENURE_{name.upper()}")) is not None and name != "policy_options":
@@ -143,10 +155,7 @@ class SessionConfig:
                 option=str(path or "session"),
                 way_out="Known: " + ", ".join(known),
             )
-        for name in _NUMBERS & set(values):
-            if not isinstance(values[name], int) or isinstance(values[name], bool):
-                raise ConfigError(f"{values[name]!r} is not a whole number", option=name)
-        if values.get("policy") == "full" and "budget" not in overrides:
+        if values.get("policy") == "full" and overrides.get("budget") is None:
             values["budget"] = None
         return cls(**values)
 
@@ -159,6 +168,11 @@ def _number(name: str, text: str) -> int:
         return int(text)
     except ValueError as error:
         raise ConfigError(f"{text!r} is not a whole number", option=f"TENURE_{name.upper()}") from error
+
+
+def _whole(option: str, value: object, *, optional: bool = False) -> None:
+    if not (isinstance(value, int) and not isinstance(value, bool)) and not (optional and value is None):
+        raise ConfigError(f"{value!r} is not a whole number", option=option)
 
 
 def _one_of(option: str, value: str, known: tuple[str, ...]) -> None:

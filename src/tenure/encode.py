@@ -12,6 +12,8 @@ from bisect import bisect_right
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tenure.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -78,6 +80,35 @@ class Encoder:
             ends += [left + place for place in places]
         return ids, ends
 
+    def settled(
+        self, text: str, begin: int, endings: Sequence[str], contents: Sequence[tuple[int, int]]
+    ) -> tuple[int, int]:
+        """How much of a text is encoded the same way whatever follows.
+
+        Args:
+            text: ends where the endings begin.
+            begin: place of the text where a token begins that is certain already.
+            endings: what may follow.
+            contents: see `encode`.
+
+        Returns:
+            The number of ids that are certain from `begin` on, and the place where they end: what is behind
+            it, encoded by itself, gives the other ids.
+        """
+
+        def encode(place: int, ending: str) -> tuple[list[int], list[int]]:
+            inside = [(max(a, place) - place, b - place) for a, b in contents if b > place]
+            return self.encode(text[place:] + ending, inside)
+
+        forms = [encode(begin, ending) for ending in endings]
+        ids, ends = forms[0]
+        for same in range(min(common_prefix(ids, form) for form, _ in forms), 0, -1):
+            place = begin + ends[same - 1]
+            rest = [form[same:] for form, _ in forms]
+            if place <= len(text) and [encode(place, ending)[0] for ending in endings] == rest:
+                return same, place
+        return 0, begin
+
     def _cuts(self, text: str, contents: Sequence[tuple[int, int]]) -> list[int]:
         """Places inside markers that stand in contents: cut there, a marker is ordinary text."""
         if self._special_text is None or not contents:
@@ -110,3 +141,13 @@ class Encoder:
 def cut(ids: list[int], ends: list[int], places: Sequence[int]) -> list[int]:
     """Index of the first token that reaches beyond each character place."""
     return [min(bisect_right(ends, place), len(ids)) for place in places]
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Number of ids that two lists share from their start."""
+    size = min(len(a), len(b))
+    if not size:
+        return 0
+    differ = np.asarray(a[:size]) != np.asarray(b[:size])
+    first = int(differ.argmax())
+    return first if differ[first] else size

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tenure.cache.attend import Forward
+from tenure.cache.rows import Layout
 from tenure.config import EngineConfig, SessionConfig
 from tenure.errors import ConfigError, ModelError
 from tenure.interrupt import uninterrupted
@@ -25,6 +26,8 @@ from tenure.session import Session
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tenure.turn import Turn
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -49,7 +52,7 @@ class Engine:
             torch.set_num_threads(self.config.threads)
         self.name = name
         self.tokenizer = tokenizer
-        self.adapter = Adapter.attach(model, executor=self.config.executor)
+        self.adapter = Adapter.attach(model, executor=self.config.executor, weights=self.config.weights)
         layout = self.adapter.layout
         self.kernels = kernels_for(layout.device)
         self.device = Device(
@@ -86,7 +89,22 @@ class Engine:
         return cls(loaded.to(device), tokenizer, config=config, name=str(model))
 
     @property
-    def layout(self) -> Any:
+    def eos_ids(self) -> frozenset[int]:
+        """End-of-text ids: the tokenizer's, and those of the model's generation config that it has as markers."""
+        if self.tokenizer is None:
+            return frozenset()
+        named = getattr(getattr(self.adapter.model, "generation_config", None), "eos_token_id", None)
+        markers = {place for place, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        found = markers.intersection(named if isinstance(named, list) else [named])
+        return frozenset({*found, self.tokenizer.eos_token_id} - {None})
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids the model knows."""
+        return int(self.adapter.model.config.get_text_config().vocab_size)
+
+    @property
+    def layout(self) -> Layout:
         """Shape of the model's keys and values."""
         return self.adapter.layout
 
@@ -107,7 +125,7 @@ class Engine:
             config = replace(config or SessionConfig(), **options)
         except TypeError as error:
             raise ConfigError(str(error), option="session") from error
-        return Session(self, config, plan or Plan())
+        return Session(self, config, Plan() if plan is None else plan)
 
     @torch.inference_mode()
     def step(self, sessions: Iterable[Session], *, every_logit: bool = False) -> int:
@@ -120,14 +138,15 @@ class Engine:
         Returns:
             Tokens computed.
         """
-        batch = [(session, session.memory.take()) for session in sessions]
+        batch = [(session, session.memory.take()) for session in dict.fromkeys(sessions)]
         batch = [(session, ids) for session, ids in batch if ids]
         if not batch:
             return 0
         work, positions, wanted, start, largest = [], [], [], 0, 0
         for session, ids in batch:
             memory = session.memory
-            memory.prepare(len(ids))
+            with uninterrupted():
+                memory.prepare(len(ids))
             work.append(memory.work(start, len(ids)))
             stop = start + len(ids)
             first = memory.ledger.next_position
@@ -154,7 +173,7 @@ class Engine:
         cos, sin = self.adapter.rope.cos_sin(positions.to(device), largest=largest)
         forward = Forward(work=work, cos=cos, sin=sin, kernels=self.kernels, scale=self.adapter.scale)
         flat = torch.tensor([token for one in ids for token in one], device=device)
-        return self.adapter.forward(flat, forward, torch.tensor(wanted, dtype=torch.int64, device=device))
+        return self.adapter.run(flat, forward, torch.tensor(wanted, dtype=torch.int64, device=device))
 
     def drain(self, sessions: Sequence[Session]) -> None:
         """Step until no session has tokens waiting."""
@@ -171,8 +190,10 @@ class Engine:
         Returns:
             The text of each turn, in order.
         """
-        turns = [session.start_turn(**options) for session in sessions]
+        turns: list[Turn] = []
         try:
+            for session in sessions:
+                turns.append(session.start_turn(**options))
             while any(not turn.done for turn in turns):
                 self.step([turn.session for turn in turns if not turn.done])
         finally:

@@ -213,12 +213,11 @@ class ChatTemplate:
         """What follows the last text of a history, for each way of going on that the template allows."""
         old = self._skeleton(history)
         found = []
-        nexts: list[list[dict[str, Any]]] = [
-            [Entry(role).as_chat(self.mark(len(old)))] for role in ("tool", "user", "assistant")
-        ]
-        for new, prompt in [([], True), *((new, False) for new in nexts)]:
+        nexts = [history[-1], *(Entry(role) for role in ("tool", "user", "assistant"))]
+        for entry in (None, *nexts):
+            new = [entry.as_chat(self.mark(len(old)))] if entry else []
             try:
-                text = self.render(old + new, prompt)
+                text = self.render(old + new, entry is None)
             except Refused:
                 continue
             ends = [end for number, (_, end) in self.marks(text).items() if number < len(old)]
@@ -226,9 +225,8 @@ class ChatTemplate:
                 found.append(text[max(ends) :])
         return found
 
-    def header(self, message: Message) -> str | None:
-        """What the template writes before the text of such a message later in a conversation, if it tells."""
-        role = "system" if message.role == "developer" else message.role
+    def header(self, role: str) -> str | None:
+        """What the template writes before a text of that role later in a conversation, if it tells."""
         other = Entry("user" if role == "assistant" else "assistant")
         for between in ([other], []):
             history = [Entry(role), *between]
@@ -261,7 +259,7 @@ class ChatTemplate:
     def _render_marked(
         self, history: Sequence[Entry], new: Sequence[Message], prompt: bool, depth: int = 2
     ) -> _Marked:
-        """Render with marks; as few in calls as it takes that the template writes each once, and in order."""
+        """Render with marks, as few in calls as it takes that each is written once and in order."""
         old = self._skeleton(history)
         base = len(old)
         drafts, atoms = draft(new, lambda number: self.mark(base + number), depth)
@@ -284,7 +282,7 @@ class ChatTemplate:
         return _Marked(old, drafts, atoms, text, places, sorted(places), [atom.message for atom in atoms])
 
     def _start(self, marked: _Marked, count: int) -> int:
-        """Where new message `count` starts: where the whole goes beyond the rendering of what is before it."""
+        """Where new message `count` starts: where the whole goes beyond what precedes it."""
         base = len(marked.old)
         if not base and not count:
             return 0
@@ -309,10 +307,23 @@ class ChatTemplate:
         shared = {number: end for number, (_, end) in self.marks(text).items() if number < limit}
         last = max((number for number in shared if number in marked.places), default=None)
         whole, part = (0, 0) if last is None else (marked.places[last][1], shared[last])
-        start = whole + common_text(text[part:], marked.text[whole:])
+        same = common_text(text[part:], marked.text[whole:])
+        start = whole + same
+        if same < len(text) - part and not count:
+            # The template closes the last turn in another way now. What was read stays; only a header is new.
+            start = max(start, until - len(self._header_of(marked, until) or ""))
         if near and len(self._cuts) < _CACHED:
             self._cuts[key] = start - begin
         return max(start, begin)
+
+    def _header_of(self, marked: _Marked, until: int) -> str | None:
+        """The header of the first new message, or the prompt, if it ends at that place."""
+        if marked.new:
+            header = self.header(marked.new[0]["role"])
+        else:
+            user = [Entry("user").as_chat(self.mark(0))]
+            header = self.render(user, True)[len(self.render(user)) :]
+        return header if header and marked.text.endswith(header, 0, until) else None
 
     def _walk(self, marked: _Marked, numbers: list[int], begin: int, real: str, cursor: int) -> list[_Glue]:
         """Find each text in the real rendering, from the end of the history on."""

@@ -115,11 +115,12 @@ class Ledger:
             return None
         return self.next_position - self.position[:, : self.rows][inside].double().mean().item()
 
-    def truncate(self, length: int) -> Tensor:
+    def truncate(self, length: int, sinks: int = 0) -> Tensor:
         """Take back all tokens from logical index ``length`` on.
 
         Layers may have lost different tokens, so they may be left with different numbers of rows; all are cut to
-        the smallest by dropping their lowest scores, and the loss is counted as ``rollback``.
+        the smallest by dropping their lowest scores, and the loss is counted as ``rollback``. Sinks and hard pins
+        stay: every layer has all of them.
 
         Returns:
             Row numbers that stay, ``[groups, kept]``, for the cache to follow.
@@ -130,18 +131,32 @@ class Ledger:
         if self.groups == 1 or bool((stays.sum(1) == kept).all()):
             index = torch.arange(self.rows, device=logical.device).expand_as(stays)[stays].view(self.groups, kept)
         else:
-            rank = self.score[:, : self.rows].masked_fill(~stays, float("-inf"))
+            hard = torch.tensor([span.pin == "hard" for span in self.spans] or [False], device=logical.device)
+            safe = (logical < sinks) | hard[self.span_index(logical).clamp_(min=0)]
+            rank = self.score[:, : self.rows].masked_fill(safe, float("inf")).masked_fill(~stays, float("-inf"))
             order = rank.sort(dim=1, descending=True, stable=True).indices[:, :kept]
             index = order.sort(1).values
             over = stays.scatter(1, index, False)
             self._count(logical[over], "rollback")
         for array in (self.logical, self.position, self.score):
             array[:, :kept] = array.gather(1, index)
+        # Positions of what stays are kept. The next token goes where the first one taken back stood, or right behind
+        # the largest where a renumbering has come between.
+        behind = int(self.position[:, :kept].max()) + 1 if kept else 0
+        self.next_position = max(behind, self.next_position - (self.length - length))
         self.rows, self.length, self.evictions = kept, length, length - kept
         self.spans.truncate(length)
-        # Positions of what stays are kept: going on right behind the largest can meet none of them.
-        self.next_position = int(self.position[:, :kept].max()) + 1 if kept else 0
+        if len(self.spans):
+            self._forget_losses(self.spans[len(self.spans) - 1])
         return index
+
+    def _forget_losses(self, span: Span) -> None:
+        """Count no more losses of a span that was cut than it has tokens missing."""
+        missing = len(span) * self.groups - int(self.inside(span).sum())
+        for reason, count in span.evicted.most_common():
+            gone = min(count, span.evicted.total() - missing)
+            span.evicted[reason] -= gone
+        span.evicted = +span.evicted
 
     def grow(self, capacity: int) -> None:
         """Make room for ``capacity`` slots."""

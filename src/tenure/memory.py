@@ -10,9 +10,8 @@ from __future__ import annotations
 import os
 from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from types import ModuleType
 
 import torch
@@ -22,6 +21,7 @@ from tenure.cache.attend import Work
 from tenure.cache.rows import CosSin, Layout, RowSegment
 from tenure.config import SessionConfig
 from tenure.errors import BudgetError, ConfigError
+from tenure.interrupt import uninterrupted
 from tenure.ledger import Ledger
 from tenure.plan import Plan
 from tenure.policies import Policy, View, make_policy, select
@@ -98,6 +98,18 @@ class Memory:
             return self._backlog[-1].span
         return self.ledger.spans[-1] if len(self.ledger.spans) else None
 
+    @property
+    def last_id(self) -> int | None:
+        """The last token, computed or waiting; None in an empty session."""
+        if self._backlog:
+            return self._backlog[-1].ids[-1]
+        return self.ids[-1] if self.ids else None
+
+    @property
+    def waiting_spans(self) -> set[str]:
+        """Ids of the spans that have tokens in the backlog."""
+        return {item.span.id for item in self._backlog}
+
     def queue(self, ids: Sequence[int], span: Span) -> None:
         """Put tokens behind the backlog as (a further part of) a span."""
         if len(ids):
@@ -109,18 +121,20 @@ class Memory:
 
     def take(self, limit: int | None = None) -> list[int]:
         """The next tokens to compute: at most one chunk. They stay in the backlog until committed."""
-        return list(islice(self._waiting_ids(), min(self.config.chunk, limit or self.config.chunk)))
-
-    def _waiting_ids(self) -> Iterator[int]:
+        most = min(self.config.chunk, limit or self.config.chunk)
+        ids: list[int] = []
         for item in self._backlog:
-            yield from islice(item.ids, item.done, None)
+            ids += item.ids[item.done : item.done + most - len(ids)]
+            if len(ids) == most:
+                break
+        return ids
 
     def check_pins(self, incoming: int, *, upto: int | None = None) -> None:
         """Refuse hard pins that the budget cannot hold.
 
         Args:
             incoming: hard-pinned tokens about to be queued.
-            upto: count what is pinned among the first so many tokens and the backlog; None counts all.
+            upto: count what is pinned among the first so many tokens; None counts all, the backlog too.
 
         Raises:
             BudgetError: with the numbers; nothing has changed.
@@ -132,7 +146,8 @@ class Memory:
         held = sum(
             max(0, min(span.stop, edge) - span.start) for span in self.ledger.spans if span.pin == "hard"
         )
-        held += sum(len(item.ids) - item.done for item in self._backlog if item.span.pin == "hard")
+        if upto is None:
+            held += sum(len(item.ids) - item.done for item in self._backlog if item.span.pin == "hard")
         need = held + incoming + self.config.sinks + 1
         if need > budget:
             raise BudgetError(
@@ -149,7 +164,7 @@ class Memory:
         ledger = self.ledger
         if self.positions.renumber(ledger.next_position, count, ledger.gaps):
             self._renumber()
-        if ledger.rows + count > ledger.capacity:
+        if ledger.rows + count > self.rows.capacity:
             if self.policy.evicts:
                 self._evict()  # a decode burst has used the slack
             else:
@@ -189,6 +204,7 @@ class Memory:
             taken = min(count, len(item.ids) - item.done)
             if item.span.id not in self.ledger.spans:
                 item.span.start = item.span.stop = length
+                item.span.evicted.clear()  # of tokens that were taken back
                 self.ledger.spans.add(item.span)
             self.ids.extend(item.ids[item.done : item.done + taken])
             item.done += taken
@@ -250,20 +266,22 @@ class Memory:
 
     # -- changes from outside --------------------------------------------------------------------
 
+    @torch.inference_mode()
     def keep_first(self, count: int) -> None:
         """Keep the first ``count`` tokens and take back the rest; 0 clears the session.
 
         Raises:
             ConfigError: out of range; nothing has changed.
         """
-        if not 0 <= count <= len(self.ids):
+        if not isinstance(count, int) or not 0 <= count <= len(self.ids):
             raise ConfigError(
                 f"{count} is not in 0..{len(self.ids)}", option="keep_first", way_out="Give a length up to the present"
             )
-        self.drop_backlog()
-        index = self.ledger.truncate(count)
-        self.rows.keep(index, poison=POISON)
-        del self.ids[count:]
+        with uninterrupted():
+            self.drop_backlog()
+            index = self.ledger.truncate(count, self.config.sinks)
+            self.rows.keep(index, poison=POISON)
+            del self.ids[count:]
         if POISON:
             self.check_integrity()
 
@@ -287,6 +305,11 @@ class Memory:
             spans.setdefault(item.span.id, replace(item.span, evicted=Counter()))
         copy._backlog = deque(_Waiting(item.ids, spans[item.span.id], item.done) for item in self._backlog)
         return copy
+
+    def free(self) -> None:
+        """Give the slab back; ids and ledger can still be read."""
+        self.drop_backlog()
+        self.rows.free()
 
     def check_integrity(self) -> None:
         """Raise IntegrityError if cache, ledger and token list disagree."""

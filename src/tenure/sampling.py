@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, MinPLogitsWarper, TemperatureLogitsWarper, TopPLogitsWarper
 
-from tenure.errors import ConfigError
+from tenure.errors import ConfigError, ModelError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,16 +35,37 @@ class SamplingOptions:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
+        for name in ("max_tokens", "temperature", "top_p", "min_p"):
+            kinds, word = (int, "whole number") if name == "max_tokens" else ((int, float), "number")
+            if not isinstance(getattr(self, name), kinds) or isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{getattr(self, name)!r} cannot be used", option=name, way_out=f"Give a {word}")
         checks = (
             ("max_tokens", self.max_tokens >= 1, "Give 1 or more"),
             ("temperature", 0 <= self.temperature < float("inf"), "Give 0 or more"),
             ("top_p", 0 < self.top_p <= 1, "Give a share in (0, 1]"),
             ("min_p", 0 <= self.min_p < 1, "Give a share in [0, 1)"),
-            ("stop", all(self.stop), "Give non-empty texts"),
+            ("seed", self.seed is None or _is_seed(self.seed), "Give a whole number from 0 to 2**63 - 1"),
+            ("stop", all(isinstance(text, str) and text for text in self.stop), "Give non-empty texts"),
         )
         for option, good, way_out in checks:
             if not good:
                 raise ConfigError(f"{getattr(self, option)!r} cannot be used", option=option, way_out=way_out)
+
+
+def _is_seed(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def sampling_options(**options: Any) -> SamplingOptions:
+    """Options by name.
+
+    Raises:
+        ConfigError: an unknown name, or a value that cannot be used.
+    """
+    known = [field.name for field in fields(SamplingOptions)]
+    if unknown := sorted(set(options) - set(known)):
+        raise ConfigError("unknown option", option=unknown[0], way_out="Known: " + ", ".join(known))
+    return SamplingOptions(**options)
 
 
 class Sampler:
@@ -67,7 +89,15 @@ class Sampler:
             self._generator.manual_seed(options.seed)
 
     def __call__(self, logits: Tensor) -> int:
-        """The next token id from fp32 logits ``[vocabulary]``."""
+        """The next token id from fp32 logits ``[vocabulary]``.
+
+        Raises:
+            ModelError: they hold no numbers to choose by.
+        """
+        if not logits.max().isfinite():  # NaN, if there is one, is the largest
+            raise ModelError(
+                "the logits are not finite", option="model", way_out="Use dtype fp32 or bf16, and check the weights"
+            )
         if self._greedy:
             return int(logits.argmax())
         scores = self._warpers(None, logits[None].cpu())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -13,11 +14,12 @@ from torch import Tensor
 from tenure.cache.attend import Work
 from tenure.config import SessionConfig
 from tenure.errors import ConfigError, ModelError
+from tenure.interrupt import uninterrupted
 from tenure.memory import Memory
 from tenure.plan import Plan, Step
 from tenure.regions import Region
 from tenure.report import SessionStats, SpanReport
-from tenure.sampling import SamplingOptions
+from tenure.sampling import SamplingOptions, sampling_options
 from tenure.spans import Pin, Span, check_span_id
 from tenure.transcript import Message, Piece, State, Transcript, common_prefix
 from tenure.turn import Turn
@@ -33,6 +35,9 @@ class Session:
 
     Made by :meth:`Engine.session`. Usable as a context manager: leaving it frees the slab.
 
+    Bad input is refused before anything changes. Where a forward fails or is interrupted, the tokens that it did not
+    compute stay queued and come first in the next call; ``keep_first(len(session))`` gives them up.
+
     Args:
         engine: the model.
         config: checked options.
@@ -45,14 +50,17 @@ class Session:
         self.plan = plan
         self.memory = Memory(config, engine.device, plan)
         self.logits: Tensor | None = None
-        """Logits ``[vocabulary]`` behind the last token, fp32; None before the first."""
+        """Logits ``[vocabulary]`` behind the last token, fp32; None where they were not computed."""
         self._collected: list[Tensor] | None = None
-        self._transcript = None if engine.tokenizer is None else Transcript(engine.tokenizer)
+        self._transcript = (
+            None if engine.tokenizer is None else Transcript(engine.tokenizer, eos_ids=engine.eos_ids)
+        )
         self._turn: Turn | None = None
         self._states: list[tuple[int, State]] = [(0, State())]
         self._forcing = False
         self._unnamed = 0
         self._step: str | None = None
+        self._closed = False
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -85,9 +93,16 @@ class Session:
         if isinstance(messages, (str, Mapping, Message)):
             messages = [messages]
         parsed = [Message.parse(message, index) for index, message in enumerate(messages)]
+        before = self._chat().snapshot()
+        last = self.memory.last_id if before.turn else None
+        if last is not None and last not in self.stop_ids:
+            last = None  # it is one only where a rollback has cut a turn's closing in two
         transcript = self._chat().fork()
-        pieces = transcript.open(parsed, add_generation_prompt=reply)
-        return self._enqueue(pieces, parsed, transcript)
+        pieces = transcript.open(parsed, add_generation_prompt=reply, last_id=last)
+        self._check(pieces)
+        places = _places(pieces, len(self.memory.ids) + self.memory.waiting, before, transcript.snapshot())
+        with uninterrupted():
+            return self._enqueue(pieces, parsed, transcript, places)
 
     def sync(self, messages: Iterable[MessageLike], *, reply: bool = True) -> int:
         """Make the session's history equal a whole conversation, computing only what differs.
@@ -114,26 +129,35 @@ class Session:
             cached -= 1  # the last token is computed again for its logits
         rest = _after(pieces, cached)
         self._check(rest, upto=cached)
-        self.memory.keep_first(cached)
-        self._states = [(0, State())]
-        self._enqueue(rest, parsed, transcript)
+        with uninterrupted():
+            if cached < len(self.memory.ids):
+                self.logits = None
+            self.memory.keep_first(cached)
+            self._states = [(0, State())]
+            self._enqueue(rest, parsed, transcript, _places(pieces, 0, State(), transcript.snapshot()))
         self.engine.drain([self])
         return cached
 
-    def _enqueue(self, pieces: list[Piece], parsed: list[Message], transcript: Transcript) -> list[Span]:
-        self._check(pieces, upto=len(self.memory.ids))
+    def _enqueue(
+        self,
+        pieces: list[Piece],
+        parsed: list[Message],
+        transcript: Transcript,
+        places: list[tuple[int, State]],
+    ) -> list[Span]:
         for message in parsed:
             self._follow(message)
         spans = []
         for piece in pieces:
             span = self.memory.last_span
-            if span is None or piece.kind != "closing":
+            # A closing belongs to its message, but may not add to a hard pin, which was checked without it.
+            if span is None or piece.kind != "closing" or (span.pin == "hard" and piece.pin != "hard"):
                 span = self._new_span(piece.span, piece.region, piece.role, piece.pin)
             self.memory.queue(piece.ids, span)
             if piece.kind == "message":
                 spans.append(span)
         self._transcript = transcript
-        self._states.append((len(self.memory.ids) + self.memory.waiting, transcript.snapshot()))
+        self._states += places
         return spans
 
     def append_ids(
@@ -147,38 +171,54 @@ class Session:
         """Read raw token ids as one span.
 
         Args:
-            ids: token ids; an empty list changes nothing but the table of spans.
+            ids: token ids; an empty list changes nothing.
             span: its id; a free one if None.
             region: its role for memory.
             pin: ``hard``, ``soft`` or None.
 
         Raises:
-            ConfigError: an id is not in the vocabulary.
+            ConfigError: an id is not in the vocabulary, or an assistant's turn is open.
+            BudgetError: a hard pin does not fit; nothing has changed.
         """
+        new = self._queue_ids(ids, span, region, pin)
+        self.engine.drain([self])
+        return new
+
+    def _queue_ids(self, ids: Sequence[int], span: str | None, region: Region, pin: Pin | None) -> Span:
         self._idle()
         if self._transcript is not None and self._transcript.turn_open:
             raise ConfigError("an assistant turn is open", option="ids", way_out="Append a message first")
-        vocabulary = self.engine.adapter.model.config.get_text_config().vocab_size
+        vocabulary = self.engine.vocabulary
+        try:
+            ids = [operator.index(token) for token in ids]
+        except TypeError as error:
+            raise ConfigError(str(error), option="ids", way_out="Give whole numbers") from error
         if ids and not 0 <= min(ids) <= max(ids) < vocabulary:
             raise ConfigError(f"token ids must be in 0..{vocabulary - 1}", option="ids")
         self.memory.check_pins(len(ids) if pin == "hard" else 0)
         new = self._new_span(span, region, None, pin)
-        if self._transcript is not None:
-            self._transcript.raw()
-        self.memory.queue(ids, new)
-        self.engine.drain([self])
+        if not ids:
+            return new
+        with uninterrupted():
+            if self._transcript is not None:
+                transcript = self._transcript.fork()
+                self._enqueue(transcript.close(), [], transcript, [])  # a closing that was held back
+                transcript.raw()
+                self._states.append((len(self.memory.ids) + self.memory.waiting + len(ids), transcript.snapshot()))
+            self.memory.queue(ids, new)
         return new
 
     @torch.inference_mode()
     def feed(self, ids: Sequence[int]) -> Tensor:
         """Read raw ids and return the logits behind each of them, ``[len(ids), vocabulary]`` fp32."""
-        self._idle()
-        self.memory.queue(ids, self._new_span(None, Region.OTHER, None, None))
+        self.engine.drain([self])
+        self._queue_ids(ids, None, Region.OTHER, None)
         self._collected = []
         try:
             while self.engine.step([self], every_logit=True):
                 pass
-            return torch.cat(self._collected)
+            logits = torch.cat(self._collected) if self._collected else torch.empty(0, 0)
+            return logits[len(logits) - len(ids) :]  # without those of a closing
         finally:
             self._collected = None
 
@@ -210,31 +250,44 @@ class Session:
 
     def ask(self, messages: MessageLike | Iterable[MessageLike], **options: Any) -> str:
         """Read messages and return the assistant's whole turn."""
-        checked = SamplingOptions(**options)
+        checked = sampling_options(**options)
         self.queue(messages, reply=True)
         return self.engine.generate([self], options=checked)[0]
 
     def start_turn(self, options: SamplingOptions | None = None, **fields: Any) -> Turn:
-        """A turn that the caller advances with :meth:`Engine.step` until it is done, then closes."""
-        checked = options or SamplingOptions(**fields)
+        """A turn that the caller advances with :meth:`Engine.step` until it is done, then closes.
+
+        Where the last turn is still open (it ended by a limit, or the model said that it was done), this one goes
+        on with it. A session of raw ids only is continued without a header.
+        """
+        checked = options or sampling_options(**fields)
         self._idle()
-        if not self._chat().turn_open:
+        transcript = self._chat()
+        raw = transcript.snapshot().last is None and self.memory.last_id is not None
+        if not transcript.turn_open and not raw:
             self.queue([], reply=True)
         span = self.memory.last_span
         if span is None:
             raise ConfigError("there is nothing to answer", option="session", way_out="Append a message first")
+        if span.role != "assistant" or span.pin is not None:
+            span = self._new_span(None, Region.ASSISTANT, "assistant", None)  # the template writes no header
         if not self.memory.waiting and self.logits is None:
             self.memory.retake_last()  # a rollback has left the last token without its logits
-        length = len(self.memory.ids) + self.memory.waiting
-        self._turn = Turn(self, span, length, checked)
-        if not self.memory.waiting and self.logits is not None:
-            self._turn.accept(self.logits)
-        return self._turn
+        self._turn = turn = Turn(self, span, len(self.memory.ids) + self.memory.waiting, checked)
+        try:
+            if not self.memory.waiting and self.logits is not None:
+                with uninterrupted():
+                    turn.accept(self.logits)
+        except BaseException:
+            turn.close()
+            raise
+        return turn
 
     @property
     def stop_ids(self) -> frozenset[int]:
         """Token ids that end a turn."""
-        return self._chat().stop_ids
+        transcript = self._chat()
+        return transcript.stop_ids if self.engine.tokenizer.chat_template else self.engine.eos_ids
 
     def advance(self, work: Work, logits: Tensor) -> None:
         """Take in one step of the engine. Called by :meth:`Engine.step` only.
@@ -247,25 +300,29 @@ class Session:
         self.memory.commit(work, decoding=decoding)
         if self._collected is not None:
             self._collected.append(logits)
-        if len(logits):
-            self.logits = logits[-1]
-            if self._turn is not None and not self._turn.done and not self.memory.waiting:
-                self._turn.accept(self.logits)
+        self.logits = logits[-1] if len(logits) else None
+        if self.logits is not None and self._turn is not None and not self._turn.done and not self.memory.waiting:
+            self._turn.accept(self.logits)
 
     def rewind_turn(self, span: Span, length: int, text: str) -> None:
         """Cut the turn's tokens to the first ``length`` of the session and add ``text``; see :class:`Turn`."""
         if length < len(self.memory.ids):
             self.memory.keep_first(length)
-        else:
+            self.logits = None
+        elif length == len(self.memory.ids):
             self.memory.drop_backlog()
         if text:
             ids = self.engine.tokenizer(text, add_special_tokens=False)["input_ids"]
             self.memory.queue(ids, span)
 
-    def end_turn(self) -> None:
-        """The turn is over: its message is part of the history, its closing tokens come with the next message."""
+    def end_turn(self, *, finished: bool = True) -> None:
+        """The turn is over: its message is part of the history, its closing tokens come with the next message.
+
+        Args:
+            finished: whether the plan's step is done with it; a cancelled turn may be tried again.
+        """
         self._turn = None
-        if self._step is not None:
+        if self._step is not None and finished:
             self.plan.finish(self._step)
             self._step = None
 
@@ -280,16 +337,17 @@ class Session:
             ConfigError: ``count`` is not in ``0 .. tokens``; nothing has changed.
         """
         self._idle()
-        self.memory.keep_first(count)
-        self.logits = None
-        while self._states[-1][0] > count:
-            self._states.pop()
-        length, state = self._states[-1]
-        if self._transcript is not None:
-            self._transcript = self._transcript.fork()
-            self._transcript.restore(state)
-            if count > length and not self._transcript.turn_open:
-                self._transcript.raw()  # the start of a message that was cut is no message
+        with uninterrupted():
+            self.memory.keep_first(count)
+            self.logits = None
+            while self._states[-1][0] > count:
+                self._states.pop()
+            length, state = self._states[-1]
+            if self._transcript is not None:
+                self._transcript = self._transcript.fork()
+                self._transcript.restore(state)
+                if count > length and not self._transcript.turn_open:
+                    self._transcript.raw()  # the start of a message that was cut is no message
 
     def drop_last(self, count: int) -> None:
         """Take back the last ``count`` tokens; 0 changes nothing.
@@ -297,8 +355,9 @@ class Session:
         Raises:
             ConfigError: ``count`` is not in ``0 .. tokens``; nothing has changed.
         """
+        self._idle()
         tokens = len(self.memory.ids)
-        if not 0 <= count <= tokens:
+        if not isinstance(count, int) or not 0 <= count <= tokens:
             raise ConfigError(f"{count} is not in 0..{tokens}", option="drop_last", way_out="Give fewer tokens")
         if count:
             self.keep_first(tokens - count)
@@ -364,6 +423,13 @@ class Session:
             rotary_gap=sum(gaps) / len(gaps) if gaps else None,
         )
 
+    def close(self) -> None:
+        """End an open turn and free the slab. The ledger still answers; anything else is refused."""
+        if self._turn is not None:
+            self._turn.close()
+        self._closed = True
+        self.memory.free()
+
     def check_integrity(self) -> None:
         """Raise IntegrityError if cache, ledger and token list disagree."""
         self.memory.check_integrity()
@@ -377,12 +443,13 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._turn is not None:
-            self._turn.close()
+        self.close()
 
     # -- inside ----------------------------------------------------------------------------------
 
     def _idle(self) -> None:
+        if self._closed:
+            raise ConfigError("the session is closed", option="session", way_out="Open a new one, or fork before")
         if self._turn is not None:
             raise ConfigError(
                 "a turn is still being generated", option="session", way_out="Finish or close the turn first"
@@ -397,9 +464,12 @@ class Session:
             )
         return self._transcript
 
-    def _check(self, pieces: Iterable[Piece], *, upto: int) -> None:
+    def _check(self, pieces: Iterable[Piece], *, upto: int | None = None) -> None:
         """Refuse new span ids that are taken and pins that do not fit, given the first ``upto`` tokens."""
-        taken = {span.id for span in self.memory.ledger.spans if span.start < upto}
+        edge = len(self.memory.ids) if upto is None else upto
+        taken = {span.id for span in self.memory.ledger.spans if span.start < edge}
+        if upto is None:
+            taken |= self.memory.waiting_spans
         pinned = 0
         for piece in pieces:
             pinned += len(piece.ids) if piece.pin == "hard" else 0
@@ -409,10 +479,11 @@ class Session:
         self.memory.check_pins(pinned, upto=upto)
 
     def _new_span(self, name: str | None, region: Region, role: str | None, pin: Pin | None) -> Span:
-        table = self.memory.ledger.spans
+        table, waiting = self.memory.ledger.spans, self.memory.waiting_spans
         if name is not None:
             check_span_id(name, table)
-        while name is None or name in table:
+            check_span_id(name, waiting)
+        while name is None or name in table or name in waiting:
             self._unnamed += 1
             name = f"{role or 'ids'}-{self._unnamed}"
         return Span(name, 0, 0, region, role, pin)
@@ -428,6 +499,37 @@ class Session:
             self.plan.finish(current.id)
         self.plan.begin(message.step)
         self._step = message.step
+
+
+def _places(pieces: Iterable[Piece], start: int, before: State, after: State) -> list[tuple[int, State]]:
+    """Where a rollback finds the transcript as it was: behind each new message, and at the end.
+
+    Args:
+        pieces: rendered from ``before``, leading to ``after``.
+        start: tokens of the session before them.
+        before: state of the transcript.
+        after: the same.
+    """
+    pieces = list(pieces)
+    entries, node = [], after.last
+    for _ in range(sum(piece.kind in ("message", "prompt") for piece in pieces)):
+        if node is not None:
+            entries.append(node.entry)
+            node = node.parent
+    state = replace(before, turn=False, read=None, carry="")
+    places: list[tuple[int, State]] = []
+    for piece in pieces:
+        start += len(piece.ids)
+        if piece.kind == "message":
+            entry = entries.pop()
+            if places and entry.role == "tool" and state.last is not None and state.last.entry.role == "tool":
+                places.pop()  # templates join tool results: between them nothing is closed
+            state = state.append(entry)
+        if piece.kind in ("message", "closing"):
+            places.append((start, state))
+    if places and places[-1][0] == start:
+        places.pop()
+    return [*places, (start, after)]
 
 
 def _after(pieces: Iterable[Piece], count: int) -> list[Piece]:

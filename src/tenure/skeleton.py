@@ -88,15 +88,18 @@ class State:
     def entries(self, limit: int | None = None) -> list[Entry]:
         """The skeleton, oldest first.
 
-        With a limit, the rules at its start and the last exchanges: `limit` entries or a few more, from a
-        user message that follows an answer on, so that templates which want alternating roles are content.
+        With a limit, the rules at its start and the last exchanges: `limit` entries or a few more, cut where
+        the roles that remain are still in an order that a strict template takes.
         """
         found: list[Entry] = []
         node = self.last
         while node is not None:
-            full = limit is not None and len(found) >= limit and found[-1].role == "user"
-            if full and node.entry.role in ("assistant", "tool"):
-                return [*self.rules, *reversed(found)]
+            if limit is not None and len(found) >= limit:
+                before, after = node.entry.role, found[-1].role
+                if after == "user" and before in ("assistant", "tool"):
+                    return [*self.rules, *reversed(found)]
+                if after == "assistant" and before == "tool":
+                    return [*self.rules, Entry("user"), *reversed(found)]
             found.append(node.entry)
             node = node.parent
         return found[::-1]

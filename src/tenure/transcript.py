@@ -23,9 +23,7 @@ from dataclasses import replace
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from tenure.encode import Encoder, cut
+from tenure.encode import Encoder, common_prefix, cut
 from tenure.errors import MessageError
 from tenure.layout import ChatTemplate, Layout, Moved, Refused, common_text
 from tenure.messages import Message
@@ -203,12 +201,17 @@ class Transcript:
                 self._end = ""
         return self._end
 
-    def _writes_bos(self, text: str) -> bool:
-        """Whether a rendering starts with a start-of-text marker that is no turn's header."""
-        if not self._bos_text or not text.startswith(self._bos_text):
-            return False
-        header = self._template.header(Message("user"))
-        return header is None or not header.startswith(self._bos_text)
+    def _one_start(self, text: str, ids: list[int], ends: list[int]) -> None:
+        """See that the session's first ids, and they alone, begin with the start-of-text id."""
+        state, bos = self._state, self._encoder.bos
+        if not state.started and bos is not None and ids[:1] != [bos]:
+            ids.insert(0, bos)
+            ends.insert(0, 0)
+        elif state.started and state.last is None and text.startswith(self._bos_text or "\0"):
+            # Raw ids came first. A start-of-text marker goes, unless it is the marker of every header.
+            header = self._template.header("user")
+            if header is None or not header.startswith(self._bos_text):
+                del ids[0], ends[0]
 
     def _close(self, last_id: int | None, tool_calls: Sequence[Mapping[str, Any]] = ()) -> list[Piece]:
         state = self._state
@@ -284,27 +287,24 @@ class Transcript:
 
     def _pieces(self, messages: list[Message], offset: int, prompt: bool, layout: Layout) -> list[Piece]:
         state = self._state
-        text = state.carry + layout.text
-        shift = len(state.carry)
-        starts = [start + shift for start in layout.starts]
+        text, shift = state.carry + layout.text, len(state.carry)
         own = [[(a + shift, b + shift) for a, b in ranges] for ranges in layout.contents]
         foreign = [(0, shift)] * bool(shift) + [(a + shift, b + shift) for a, b in layout.foreign]
         ids, ends = self._encoder.encode(text, foreign, start=not state.started)
+        self._one_start(text, ids, ends)
         first = self._preamble(messages, text, own) if state.last is None else 0
-        places = [max(start, first) for start in starts]
-        if not state.started and self._encoder.bos is not None and ids[:1] != [self._encoder.bos]:
-            ids.insert(0, self._encoder.bos)
-            ends.insert(0, 0)
-        elif state.started and state.last is None and self._writes_bos(text):
-            del ids[0], ends[0]  # raw ids stand at the start, and a session has one start
-        marks = cut(ids, ends, places)
+        marks = cut(ids, ends, [max(start + shift, first) for start in layout.starts])
         if state.last is None and not first:
             marks[0] = 0
 
         for message, reasoning in zip(messages, layout.reasoning, strict=True):
             self._state = self._state.append(Entry.of(message, reasoning))
         self._state = replace(self._state, read=None, carry="")
-        stop = len(ids) if prompt or not messages else self._hold(text, starts[-1], own, ids, ends, marks[-2])
+        stop = (
+            len(ids)
+            if prompt or not messages
+            else self._hold(text, layout.starts[-1] + shift, own, ids, ends, marks[-2])
+        )
         marks = [*marks[:-1], marks[-1] if prompt else stop]
 
         pieces = []
@@ -332,7 +332,7 @@ class Transcript:
         """Characters that the template writes before the first message on its own account."""
         if not messages or not own[0] or messages[0].role in ("system", "developer"):
             return 0
-        header = self._template.header(messages[0])
+        header = self._template.header(messages[0].role)
         before = text[: own[0][0][0]]
         return len(before) - len(header) if header and before.endswith(header) else 0
 
@@ -363,32 +363,10 @@ class Transcript:
         certain = bare + common
         index = max(least, cut(ids, ends, [max(0, certain - _LOOK_BACK)])[0])
         begin = ends[index - 1] if index else 0
-
-        def goes_on(place: int, other: str) -> tuple[list[int], list[int]]:
-            inside = [(max(a, place) - place, b - place) for a, b in own[-1] if b > place]
-            return self._encoder.encode(text[place:certain] + other[common:], inside)
-
-        forms = [(other, *goes_on(begin, other)) for other in (closing, *nexts)]
-        same = min(common_prefix(forms[0][1], form) for _, form, _ in forms)
-        # The cut is good where the rest, encoded by itself, gives the same ids whatever follows.
-        while same:
-            place = begin + forms[0][2][same - 1]
-            if place <= certain and all(goes_on(place, other)[0] == form[same:] for other, form, _ in forms):
-                break
-            same -= 1
-        place = begin + forms[0][2][same - 1] if same else begin
+        endings = [other[common:] for other in (closing, *nexts)]
+        same, place = self._encoder.settled(text[:certain], begin, endings, own[-1])
         self._state = replace(self._state, read=max(0, place - bare), carry=text[place:bare])
         return index + same
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Number of ids that two lists share from their start."""
-    size = min(len(a), len(b))
-    if not size:
-        return 0
-    differ = np.asarray(a[:size]) != np.asarray(b[:size])
-    first = int(differ.argmax())
-    return first if differ[first] else size
 
 
 def _turns(messages: list[Message]) -> list[list[Message]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from torch import Tensor
 
 from tenure.detokenize import TextStream
+from tenure.interrupt import uninterrupted
 from tenure.sampling import Sampler, SamplingOptions
 
 if TYPE_CHECKING:
@@ -73,14 +74,17 @@ class Turn:
         """End the turn. Safe to call twice."""
         if self._closed:
             return
-        self._closed = True
-        if self.reason is None:
-            self.reason = "cancel"
-        self._pieces.append(self._stream.finish())
-        if self._stream.stopped is not None:
-            kept, rest = self._stream.kept_ids()
-            self.session.rewind_turn(self._span, self._start + len(kept), rest)
-        self.session.end_turn()
+        with uninterrupted():
+            self._closed = True
+            if self.reason is None:
+                self.reason = "cancel"
+            try:
+                self._pieces.append(self._stream.finish())
+                if self._stream.stopped is not None:
+                    kept, rest = self._stream.kept_ids()
+                    self.session.rewind_turn(self._span, self._start + len(kept), rest)
+            finally:
+                self.session.end_turn(finished=self.reason != "cancel")
 
     def __iter__(self) -> Iterator[str]:
         try:

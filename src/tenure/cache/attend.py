@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tenure.cache.rows import RowSegment, Segment
+from tenure.kernels.native import Native
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,11 @@ class Work:
                 self.groups, self.rows.rows + self.stop - self.start, device=self.rows.layout.device
             )
 
+    @property
+    def share(self) -> float:
+        """Weight of a layer's mass: layers that share one kept set are averaged."""
+        return 1.0 if self.groups > 1 else 1.0 / self.rows.layout.layers
+
 
 @dataclass(frozen=True)
 class Forward:
@@ -76,6 +82,37 @@ class Forward:
     sin: Tensor
     kernels: ModuleType
     scale: float
+
+    def steps(self, native: Native) -> bool:
+        """Whether every session decodes one token on a slab that the native kernels can read."""
+        return all(
+            work.stop - work.start == 1 and not work.frozen and native.can_read(work.rows.raw, work.rows.rotated)
+            for work in self.work
+        )
+
+    def step(self, native: Native, layer: int, qkv: Tensor, out: Tensor) -> None:
+        """Append and attend for one token of each session.
+
+        Args:
+            native: the kernels.
+            layer: which layer.
+            qkv: unrotated queries, keys and values ``[T, heads + 2 kv_heads, D]`` fp32.
+            out: ``[T, heads, D]`` fp32.
+        """
+        for work in self.work:
+            token, statistics, mass = work.start, work.statistics, work.mass
+            native.attention(
+                qkv[token],
+                self.cos[token],
+                self.sin[token],
+                work.rows.slab(layer),
+                work.rows.rows,
+                out[token],
+                scale=self.scale,
+                mass=None if mass is None else mass[layer % work.groups],
+                share=work.share,
+                mean=statistics is not None and statistics.reduce == "mean",
+            )
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Append the new keys and values of a layer and attend.
@@ -125,6 +162,5 @@ class Forward:
         if work.statistics is not None and mass is not None and work.mass is not None:
             joined = mass.flatten(0, 1)
             joined = joined.amax(0) if work.statistics.reduce == "max" else joined.mean(0)
-            share = 1.0 if work.groups > 1 else 1.0 / work.rows.layout.layers
-            work.mass[layer % work.groups].add_(joined, alpha=share)
+            work.mass[layer % work.groups].add_(joined, alpha=work.share)
         return out

@@ -117,6 +117,12 @@ class RowSegment:
         cos, sin = self._cos_sin(self._positions[layer % len(self._positions), :stop])
         return self._kernels.rotate(self.raw[layer, :, :stop], cos, sin)
 
+    def slab(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Raw keys, values and rotated keys of a layer, ``[G, capacity, D]``; only with the rotated copy."""
+        if self.rotated is None:
+            raise IntegrityError("the session keeps no rotated copy of its keys")
+        return self.raw[layer], self.values[layer], self.rotated[layer]
+
     def attend(self, layer: int, q: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
         """See :class:`Segment`."""
         return self._kernels.attend(
@@ -159,6 +165,12 @@ class RowSegment:
         self.rotated = rest[0] if rest else None
         self.capacity = capacity
         self._positions = positions
+
+    def free(self) -> None:
+        """Give the memory back; nothing can be appended or attended to afterwards."""
+        self.capacity = 0
+        self.raw, self.values, *rest = (tensor.new_empty(0) for tensor in self._tensors())
+        self.rotated = rest[0] if rest else None
 
     def clone(self, positions: Tensor) -> RowSegment:
         """An independent copy of the slab that reads its positions from ``positions``."""

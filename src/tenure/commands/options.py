@@ -132,7 +132,9 @@ class MemoryOptions:
 class SamplingFlags:
     """How answers are drawn."""
 
-    max_tokens: Annotated[int, typer.Option(help="Longest answer.", rich_help_panel=_ANSWERS)] = 256
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Longest answer, whatever the file says.", show_default=False, rich_help_panel=_ANSWERS)
+    ] = None
     temperature: Annotated[
         float, typer.Option(help="0 always takes the likeliest token.", rich_help_panel=_ANSWERS)
     ] = 0.0
@@ -155,6 +157,7 @@ class SamplingFlags:
         from tenure.sampling import SamplingOptions
 
         given = {f.name: getattr(self, f.name) for f in fields(self)}
+        given = {name: value for name, value in given.items() if value is not None}
         return SamplingOptions(**{**given, "stop": tuple(self.stop or ())})
 
 

@@ -17,7 +17,7 @@ from transformers import AttentionInterface
 
 from tenure.cache.attend import Forward
 from tenure.cache.rows import Layout
-from tenure.errors import UnsupportedModelError
+from tenure.errors import ModelError, UnsupportedModelError
 from tenure.models.fused import FUSED_FAMILIES, FusedDecoder
 from tenure.models.rope import Rope
 
@@ -96,7 +96,7 @@ class Adapter:
         rope: its rotary embedding.
         layout: shape of its keys and values.
         scale: factor on the attention logits.
-        run: the decoder: ids ``[T]`` and a :class:`Forward` to hidden states ``[T, hidden]``.
+        run: the decoder: ids ``[T]``, a :class:`Forward` and the wanted columns to their fp32 logits.
         executor: ``fused`` or ``transformers``.
     """
 
@@ -104,23 +104,36 @@ class Adapter:
     rope: Rope
     layout: Layout
     scale: float
-    run: Callable[[Tensor, Forward], Tensor]
+    run: Callable[[Tensor, Forward, Tensor], Tensor]
     executor: str
 
     @classmethod
-    def attach(cls, model: Any, *, executor: str = "auto") -> Adapter:
+    def attach(cls, model: Any, *, executor: str = "auto", weights: str = "auto") -> Adapter:
         """Hook a model that was loaded with any attention implementation.
 
         Args:
             model: ``AutoModelForCausalLM``.
             executor: ``auto``, ``fused`` or ``transformers``.
+            weights: ``auto`` or ``int8``.
 
         Raises:
-            UnsupportedModelError: see :func:`check_supported` and :meth:`Rope.of`.
+            UnsupportedModelError: see :func:`check_supported` and :meth:`Rope.of`; the model is as it was.
+            ModelError: it is hooked already.
         """
         check_supported(model.config)
-        rope = Rope.of(model)
         config = model.config.get_text_config()
+        fused = config.model_type in FUSED_FAMILIES
+        if not fused and (executor == "fused" or weights == "int8"):
+            raise UnsupportedModelError(
+                "this family has no fused executor",
+                option=f"model {config.model_type}",
+                way_out="Use executor 'auto' and weights 'auto'",
+            )
+        if isinstance(model.model.rotary_emb, IdentityRotary):
+            raise ModelError(
+                "an engine runs on this model already", option=f"model {config.model_type}", way_out="Load it again"
+            )
+        rope = Rope.of(model)
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         layout = Layout(
             layers=config.num_hidden_layers,
@@ -133,33 +146,12 @@ class Adapter:
         model.eval().requires_grad_(False)
         model.set_attn_implementation(ATTENTION)
         model.model.rotary_emb = IdentityRotary(rope.rotary_dim)
-        if executor == "fused" and config.model_type not in FUSED_FAMILIES:
-            raise UnsupportedModelError(
-                "this family has no fused executor", option=f"model {config.model_type}", way_out="Use executor 'auto'"
-            )
-        run: Callable[[Tensor, Forward], Tensor]
-        if executor != "transformers" and config.model_type in FUSED_FAMILIES:
-            run, name = FusedDecoder(model), "fused"
+        run: Callable[[Tensor, Forward, Tensor], Tensor]
+        if fused and executor != "transformers":
+            run, name = FusedDecoder(model, int8=weights == "int8"), "fused"
         else:
             run, name = _StockDecoder(model), "transformers"
         return cls(model=model, rope=rope, layout=layout, scale=head_dim**-0.5, run=run, executor=name)
-
-    def forward(self, ids: Tensor, work: Forward, logit_rows: Tensor) -> Tensor:
-        """One forward of a pack.
-
-        Args:
-            ids: token ids ``[T]``.
-            work: the sessions behind them.
-            logit_rows: columns of the pack whose logits are wanted.
-
-        Returns:
-            Logits ``[len(logit_rows), vocabulary]`` in fp32.
-        """
-        hidden = self.run(ids, work)
-        if not logit_rows.numel():
-            return hidden.new_empty(0, 0)
-        logits: Tensor = self.model.lm_head(hidden[logit_rows])
-        return logits.float()
 
 
 @dataclass(frozen=True)
@@ -168,10 +160,14 @@ class _StockDecoder:
 
     model: Any
 
-    def __call__(self, ids: Tensor, work: Forward) -> Tensor:
+    def __call__(self, ids: Tensor, work: Forward, logit_rows: Tensor) -> Tensor:
         # Causality and rotation are ours; position ids only keep the model from deriving its own.
         positions = torch.zeros_like(ids)[None]
-        hidden: Tensor = self.model.model(
-            input_ids=ids[None], position_ids=positions, use_cache=False, tenure=work
-        ).last_hidden_state
-        return hidden[0]
+        logits: Tensor = self.model(
+            input_ids=ids[None],
+            position_ids=positions,
+            use_cache=False,
+            logits_to_keep=logit_rows if len(logit_rows) else torch.tensor([len(ids) - 1]),
+            tenure=work,
+        ).logits
+        return logits[0, : len(logit_rows)].float()

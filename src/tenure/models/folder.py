@@ -133,20 +133,20 @@ def _count(shape: list[int]) -> int:
 
 
 def check_memory(
-    weight_bytes: int, dtype: Any, *, stored_dtype: Any = "bfloat16", device: str = "cpu"
+    weight_bytes: int, dtype: Any, *, parameters: int | None = None, device: str = "cpu"
 ) -> None:
     """Refuse a model whose weights do not fit what memory is free now.
 
     Args:
         weight_bytes: bytes of the weights as stored.
         dtype: type to load in: a torch dtype or its name ("bf16", "float32", ...).
-        stored_dtype: type they are stored in.
+        parameters: number of stored weights; without it, two bytes each are assumed.
         device: "cpu", or a CUDA device.
 
     Raises:
         ModelError: with both sizes and a way out.
     """
-    needed = weight_bytes * _item_bytes(dtype) // _item_bytes(stored_dtype)
+    needed = (weight_bytes // 2 if parameters is None else parameters) * _item_bytes(dtype)
     available = _available(device)
     if needed * _SPARE <= available:
         return

@@ -2,7 +2,11 @@
 
 Llama, Qwen2, Qwen3 and Mistral differ only in biases and head norms. Their query, key and value projections become
 one product, gate and up projections another; the joined weight replaces the parts, which stay in the model as
-views of it, so nothing is stored twice and the stock forward still works on the same numbers.
+views of it, so nothing is stored twice and the stock forward still works on the same numbers (not with int8, where
+the parts are given up).
+
+A forward of a few tokens, one a session, is decoding: it is bound by memory, and runs on the native kernels in fp32
+where they can be had.
 """
 
 from __future__ import annotations
@@ -12,29 +16,27 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from tenure.cache.attend import Forward
+from tenure.errors import ModelError
+from tenure.kernels.native import MAX_TOKENS, Native, native
+from tenure.models.weights import Projection
 
 FUSED_FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """Weights of one decoder layer; shapes as in the model, joined along the outputs."""
+    """Weights of one decoder layer; norms in the model's dtype and, for the native kernels, in fp32."""
 
     norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
+    qkv: Projection
     q_norm: Tensor | None
     k_norm: Tensor | None
-    out: Tensor
-    out_bias: Tensor | None
+    out: Projection
     mlp_norm: Tensor
-    gate_up: Tensor
-    gate_up_bias: Tensor | None
-    down: Tensor
-    down_bias: Tensor | None
+    gate_up: Projection
+    down: Projection
 
 
 class FusedDecoder:
@@ -42,72 +44,124 @@ class FusedDecoder:
 
     Args:
         model: the transformers model; its projection weights become views of joined ones.
+        int8: store the projections, and the output layer's, in int8.
+
+    Raises:
+        ModelError: int8 without native kernels.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, int8: bool = False) -> None:
         config = model.config.get_text_config()
+        self._native = native() if _can_run_native(model) else None
+        if int8 and self._native is None:
+            raise ModelError(
+                "int8 weights need the native kernels, which need a CPU and a C compiler",
+                option="weights",
+                way_out="Install gcc or clang, or leave the option out",
+            )
         self._embed = model.model.embed_tokens
-        self._norm = model.model.norm.weight
         self._eps = float(config.rms_norm_eps)
         self._activation = model.model.layers[0].mlp.act_fn
         self._heads = int(config.num_attention_heads)
         self._kv_heads = int(config.num_key_value_heads)
-        self._layers = [_layer(block) for block in model.model.layers]
-        self._head_dim = self._layers[0].out.shape[1] // self._heads
+        self._layers = [_layer(block, int8) for block in model.model.layers]
+        self._head_dim = self._layers[0].out.weight.shape[1] // self._heads
+        self._norm = model.model.norm.weight
+        self._logits = Projection.of(model.lm_head.weight.data, model.lm_head.bias, int8=int8)
+        self._fp32: dict[int, Tensor] = {}
 
-    def __call__(self, ids: Tensor, work: Forward) -> Tensor:
-        """Hidden states ``[T, hidden]`` of token ids ``[T]``, after the last norm."""
+    def __call__(self, ids: Tensor, work: Forward, logit_rows: Tensor) -> Tensor:
+        """Logits ``[len(logit_rows), vocabulary]`` fp32 of token ids ``[T]``."""
+        if self._native is not None and len(ids) <= MAX_TOKENS and work.steps(self._native):
+            hidden = self._few(self._native, ids, work)[logit_rows]
+            out = torch.empty(len(hidden), self._logits.outputs)
+            return self._logits.few(self._native, hidden, out) if len(hidden) else out
+        hidden = self._many(ids, work)[logit_rows]
+        return self._logits(hidden).float()
+
+    def _many(self, ids: Tensor, work: Forward) -> Tensor:
         hidden = self._embed(ids)
         for index, layer in enumerate(self._layers):
-            hidden = self._attention(index, layer, hidden, work)
+            x = self._rms(hidden, layer.norm)
+            qkv = layer.qkv(x).view(len(x), -1, self._head_dim)
+            q, k, v = qkv.split([self._heads, self._kv_heads, self._kv_heads], 1)
+            if layer.q_norm is not None and layer.k_norm is not None:
+                q, k = self._rms(q, layer.q_norm), self._rms(k, layer.k_norm)
+            attended = work.attend(index, q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1))
+            hidden = hidden + layer.out(attended.flatten(1))
             x = self._rms(hidden, layer.mlp_norm)
-            gate, up = functional.linear(x, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-            hidden = hidden + functional.linear(self._activation(gate).mul_(up), layer.down, layer.down_bias)
+            gate, up = layer.gate_up(x).chunk(2, -1)
+            hidden = hidden + layer.down(self._activation(gate).mul_(up))
         return self._rms(hidden, self._norm)
 
-    def _attention(self, index: int, layer: _Layer, hidden: Tensor, work: Forward) -> Tensor:
-        x = self._rms(hidden, layer.norm)
-        qkv = functional.linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, self._head_dim)
-        q, k, v = qkv.split([self._heads, self._kv_heads, self._kv_heads], 1)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = self._rms(q, layer.q_norm), self._rms(k, layer.k_norm)
-        out = work.attend(index, q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1))
-        return hidden + functional.linear(out.flatten(1), layer.out, layer.out_bias)
+    def _few(self, kernels: Native, ids: Tensor, work: Forward) -> Tensor:
+        hidden = self._embed(ids).float()
+        tokens, width = hidden.shape
+        heads, kv_heads, dim = self._heads, self._kv_heads, self._head_dim
+        x = torch.empty_like(hidden)
+        qkv = torch.empty(tokens, heads + 2 * kv_heads, dim)
+        attended = torch.empty(tokens, heads, dim)
+        gated = torch.empty(tokens, self._layers[0].gate_up.outputs // 2)
+        for index, layer in enumerate(self._layers):
+            kernels.rms_norm(hidden, self._in_fp32(layer.norm), x, self._eps)
+            layer.qkv.few(kernels, x, qkv)
+            if layer.q_norm is not None and layer.k_norm is not None:
+                for token in qkv:
+                    for norm, part in ((layer.q_norm, token[:heads]), (layer.k_norm, token[heads : heads + kv_heads])):
+                        kernels.rms_norm(part, self._in_fp32(norm), part, self._eps)
+            work.step(kernels, index, qkv, attended)
+            layer.out.few(kernels, attended.view(tokens, -1), hidden, add=True)
+            kernels.rms_norm(hidden, self._in_fp32(layer.mlp_norm), x, self._eps)
+            layer.gate_up.few(kernels, x, gated, gated=True)
+            layer.down.few(kernels, gated, hidden, add=True)
+        return kernels.rms_norm(hidden, self._in_fp32(self._norm), x, self._eps)
+
+    def _in_fp32(self, norm: Tensor) -> Tensor:
+        known = self._fp32.get(id(norm))
+        if known is None:
+            known = self._fp32[id(norm)] = norm.float().contiguous()
+        return known
 
     def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
         return torch.rms_norm(x, (x.shape[-1],), weight, self._eps)
 
 
-def _layer(block: Any) -> _Layer:
-    attention, mlp = block.self_attn, block.mlp
-    qkv, qkv_bias = _join([attention.q_proj, attention.k_proj, attention.v_proj])
-    gate_up, gate_up_bias = _join([mlp.gate_proj, mlp.up_proj])
-    q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
-    return _Layer(
-        norm=block.input_layernorm.weight,
-        qkv=qkv,
-        qkv_bias=qkv_bias,
-        q_norm=None if q_norm is None else q_norm.weight,
-        k_norm=None if k_norm is None else k_norm.weight,
-        out=attention.o_proj.weight,
-        out_bias=attention.o_proj.bias,
-        mlp_norm=block.post_attention_layernorm.weight,
-        gate_up=gate_up,
-        gate_up_bias=gate_up_bias,
-        down=mlp.down_proj.weight,
-        down_bias=mlp.down_proj.bias,
+def _can_run_native(model: Any) -> bool:
+    config = model.config.get_text_config()
+    return (
+        model.device.type == "cpu"
+        and model.dtype in (torch.bfloat16, torch.float32)
+        and getattr(config, "hidden_act", None) == "silu"
     )
 
 
-def _join(parts: list[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """Join projections of one input; the parts become views of the result."""
-    weight = torch.cat([part.weight.data for part in parts])
-    bias = None if parts[0].bias is None else torch.cat([part.bias.data for part in parts])
+def _layer(block: Any, int8: bool) -> _Layer:
+    attention, mlp = block.self_attn, block.mlp
+    q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+    return _Layer(
+        norm=block.input_layernorm.weight,
+        qkv=_join([attention.q_proj, attention.k_proj, attention.v_proj], int8),
+        q_norm=None if q_norm is None else q_norm.weight,
+        k_norm=None if k_norm is None else k_norm.weight,
+        out=_join([attention.o_proj], int8),
+        mlp_norm=block.post_attention_layernorm.weight,
+        gate_up=_join([mlp.gate_proj, mlp.up_proj], int8),
+        down=_join([mlp.down_proj], int8),
+    )
+
+
+def _join(parts: list[nn.Linear], int8: bool) -> Projection:
+    """Join projections of one input; the parts become views of the result, or empty with int8."""
+    if len(parts) == 1:
+        weight, bias = parts[0].weight.data, None if parts[0].bias is None else parts[0].bias.data
+    else:
+        weight = torch.cat([part.weight.data for part in parts])
+        bias = None if parts[0].bias is None else torch.cat([part.bias.data for part in parts])
     start = 0
     for part in parts:
         stop = start + part.out_features
-        part.weight = nn.Parameter(weight[start:stop], requires_grad=False)
+        part.weight = nn.Parameter(weight[:0] if int8 else weight[start:stop], requires_grad=False)
         if bias is not None:
             part.bias = nn.Parameter(bias[start:stop], requires_grad=False)
         start = stop
-    return weight, bias
+    return Projection.of(weight, bias, int8=int8)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tenure.errors import ModelError
 from tenure.models.catalog import CATALOG, CatalogModel, unknown_model
 from tenure.models.fetch import fetch_gguf, fetched_bytes
-from tenure.models.folder import inspect_folder
+from tenure.models.folder import check_memory, inspect_folder
 from tenure.models.hub import fetch_from_hub
 from tenure.models.progress import Progress, ProgressEvent, TerminalProgress
 from tenure.models.store import Store, require_disk
@@ -73,16 +73,26 @@ def resolve(
         )
     if name in CATALOG:
         return _from_catalog(CATALOG[name], Store.at(cache_dir), progress, offline=offline)
-    path = Path(name).expanduser()
-    if path.is_dir():
+    path, kind = _path_of(name)
+    if kind == "folder":
         return _from_folder(name, path, "folder")
-    if path.is_file():
+    if kind == "file":
         return _from_gguf(name, path.absolute(), Store.at(cache_dir), progress)
     if path.suffix == ".gguf" or name.startswith(("/", ".", "~")) or name.count("/") > 1 or "\\" in name:
         raise ModelError("no such file or folder", option=name, way_out="Check the path")
     if _HUB_ID.fullmatch(name):
         return _from_folder(name, fetch_from_hub(name, Store.at(cache_dir), progress, offline=offline), "hub")
     raise unknown_model(name)
+
+
+def _path_of(name: str) -> tuple[Path, Literal["folder", "file", "nothing"]]:
+    try:
+        path = Path(name).expanduser()
+        return path, "folder" if path.is_dir() else "file" if path.is_file() else "nothing"
+    except PermissionError as error:
+        raise ModelError("the path cannot be read: permission denied", option=name) from error
+    except (OSError, RuntimeError, ValueError):  # too long, an unknown user's home, not a text
+        return Path("?"), "nothing"
 
 
 def _from_folder(name: str, path: Path, kind: Literal["folder", "hub"]) -> ResolvedModel:
@@ -114,7 +124,9 @@ def _fetch_and_convert(
     with store.disk_errors():
         gguf = fetch_gguf(model, downloads, progress, offline=offline)
     source = {"sha256": model.sha256, "licence": model.licence, "quantization": model.quantization}
-    found = _convert(model.name, gguf, store, source, progress, tied=model.tie_word_embeddings)
+    found = _convert(
+        model.name, gguf, store, source, progress, parameters=model.parameters, tied=model.tie_word_embeddings
+    )
     shutil.rmtree(downloads, ignore_errors=True)  # only now: until here every step can start again from them
     return found
 
@@ -130,7 +142,9 @@ def _from_gguf(name: str, path: Path, store: Store, progress: Progress) -> Resol
         with store.lock(key, lambda: progress(_waiting(path.name))):
             found = store.manifest(key)
             if found is None:
-                found = _convert(key, path, store, {"file": path.name}, progress, facts=facts)
+                found = _convert(
+                    key, path, store, {"file": path.name}, progress, parameters=facts.parameters, facts=facts
+                )
     return _resolved(name, key, store, found, "gguf")
 
 
@@ -152,6 +166,7 @@ def _convert(
     source: dict[str, Any],
     progress: Progress,
     *,
+    parameters: int,
     facts: GgufFacts | None = None,
     tied: bool | None = None,
 ) -> dict[str, Any]:
@@ -163,6 +178,7 @@ def _convert(
     def make(folder: Path) -> None:
         convert_gguf(gguf, folder, facts=facts, tied=tied, on_step=on_step)
 
+    check_memory(_BF16_BYTES * parameters, "bf16", parameters=parameters)
     with store.disk_errors():
         return store.build(key, source, make)
 

@@ -1,0 +1,112 @@
+"""``tenure doctor``: is what Tenure computes with this model what the stock model computes?"""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from tenure.commands.options import quiet_transformers
+
+if TYPE_CHECKING:
+    from tenure.commands.checks import Check
+
+
+def run(model: str, dtype: str, device: str, *, as_json: bool) -> int:
+    """Print a line for each check; the exit code."""
+    from rich.console import Console
+
+    checks = []
+    console = Console(stderr=True)
+    with console.status(f"loading {model} in fp32") as status:
+        for check in examine(model, dtype, device, status.update):
+            checks.append(check)
+            if not as_json:
+                _print(check)
+    passed = all(check.passed for check in checks)
+    if as_json:
+        shown = [check.to_json() for check in checks]
+        typer.echo(json.dumps({"model": model, "checks": shown, "pass": passed}))
+    else:
+        failed = sum(not check.passed for check in checks)
+        typer.echo(f"\n{model}: " + (f"all {len(checks)} checks pass" if passed else f"{failed} of {len(checks)} FAIL"))
+    return 0 if passed else 1
+
+
+def examine(model: str, dtype: str = "auto", device: str = "cpu", tell: Any = lambda text: None) -> Iterator[Check]:
+    """Run all checks, one copy of the model in memory at a time.
+
+    Args:
+        model: its name.
+        dtype: of the last check; all others need fp32 to see an error of 1e-4.
+        device: a torch device.
+        tell: receives what is being done.
+
+    Raises:
+        TenureError: the model cannot be loaded, or does not fit memory in fp32.
+    """
+    from tenure.commands import checks
+    from tenure.config import EngineConfig
+    from tenure.engine import Engine
+
+    EngineConfig(dtype=dtype, device=device)
+    quiet_transformers()
+    engine = Engine.load(model, dtype="fp32", device=device)
+    tell("reading three turns")
+    ours = checks.record(engine)
+    for look in (checks.shifts, checks.masks):
+        tell(f"checking {look.__name__}")
+        yield look(engine, ours)
+    for simple in (checks.reuse, checks.markers, checks.eviction):
+        tell(f"checking {simple.__name__}")
+        yield simple(engine)
+    tokenizer, executor = engine.tokenizer, engine.adapter.executor
+    del engine
+    gc.collect()
+
+    tell("loading the stock model")
+    stock = _stock_model(model, device)
+    logits = checks.stock_logits(stock, ours.ids)
+    yield checks.rotation(ours, logits)
+    del logits
+    theirs = None
+    if executor == "fused":
+        tell("reading three turns with transformers' own forward")
+        # Its logits are saved: now the same copy can be hooked.
+        engine = Engine(stock, tokenizer, config=EngineConfig(device=device, executor="transformers"), name=model)
+        theirs = checks.record(engine, forced=ours.ids[ours.prompt :])
+        del engine
+    yield checks.executors(ours, theirs, executor)
+    del stock, theirs
+    gc.collect()
+
+    tell("measuring speed")
+    yield checks.speed(Engine.load(model, dtype=dtype, device=device), ours)
+
+
+def _stock_model(model: str, device: str) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from tenure.models.sources import resolve
+
+    loaded = AutoModelForCausalLM.from_pretrained(resolve(model).path, dtype=torch.float32)
+    return loaded.to(device).eval()
+
+
+def _print(check: Check) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    line = Text.assemble(
+        ("pass  ", "green") if check.passed else ("FAIL  ", "bold red"),
+        (f"{check.name:<16}  ", "bold"),
+    )
+    if check.measured is not None and check.threshold is not None:
+        line.append(f"{check.measured:.1e} <= {check.threshold:.0e}" if check.passed else f"{check.measured:.1e} > {check.threshold:.0e}")
+        line.append("  ")
+    line.append(check.detail, style="dim")
+    Console(highlight=False).print(line, soft_wrap=True)

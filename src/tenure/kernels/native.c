@@ -1,0 +1,205 @@
+/* Decoding on the CPU: a few tokens at a time, bound by how fast weights and keys are read.
+ *
+ * linear: y = epilogue(W prologue(x) + b) for up to MAX_TOKENS tokens, W read once.
+ * attention: one new token of one layer: append, rotate, attend, attention mass.
+ *
+ * Activations are fp32. Weights are bf16, fp32 or int8 with one scale a row; keys and values bf16 or fp32. Plain loops:
+ * the compiler vectorises them for the machine it runs on.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef uint16_t bf16;
+typedef float f32;
+typedef int8_t i8;
+
+#define MAX_TOKENS 8
+#define ROWS 4 /* weight rows a pass: as many sums are in flight */
+
+static inline float load_bf16(bf16 v) {
+    uint32_t bits = (uint32_t)v << 16;
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+static inline float load_f32(f32 v) { return v; }
+static inline float load_i8(i8 v) { return (float)v; }
+
+static inline bf16 store_bf16(float f) { /* round to nearest even */
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    return (bf16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+static inline f32 store_f32(float f) { return f; }
+
+static inline float silu(float v) { return v / (1.0f + expf(-v)); }
+
+/* Root-mean-square norm of each token, weight fp32 [width]. */
+void tenure_rms_norm(const float *x, const float *weight, float *y, long tokens, long width, float eps) {
+    for (long t = 0; t < tokens; t++) {
+        const float *in = x + t * width;
+        float sum = 0.0f;
+        for (long i = 0; i < width; i++) sum += in[i] * in[i];
+        float scale = 1.0f / sqrtf(sum / (float)width + eps);
+        for (long i = 0; i < width; i++) y[t * width + i] = in[i] * scale * weight[i];
+    }
+}
+
+/* One pass over ROWS rows of W for `tokens` tokens; sums[r][t]. */
+#define DOT(T)                                                                                        \
+    static inline void dot_##T(const T *restrict w, long width, const float *restrict x, long tokens, \
+                               long rows, float sums[ROWS][MAX_TOKENS]) {                             \
+        for (long t = 0; t < tokens; t++) {                                                           \
+            const float *restrict in = x + t * width;                                                 \
+            if (rows == ROWS) {                                                                       \
+                const T *restrict w0 = w, *restrict w1 = w + width, *restrict w2 = w + 2 * width,     \
+                        *restrict w3 = w + 3 * width;                                                 \
+                float a = 0.0f, b = 0.0f, c = 0.0f, d = 0.0f;                                         \
+                for (long i = 0; i < width; i++) {                                                    \
+                    float v = in[i];                                                                  \
+                    a += load_##T(w0[i]) * v;                                                         \
+                    b += load_##T(w1[i]) * v;                                                         \
+                    c += load_##T(w2[i]) * v;                                                         \
+                    d += load_##T(w3[i]) * v;                                                         \
+                }                                                                                     \
+                sums[0][t] = a, sums[1][t] = b, sums[2][t] = c, sums[3][t] = d;                       \
+            } else {                                                                                  \
+                for (long r = 0; r < rows; r++) {                                                     \
+                    float a = 0.0f;                                                                   \
+                    for (long i = 0; i < width; i++) a += load_##T(w[r * width + i]) * in[i];         \
+                    sums[r][t] = a;                                                                   \
+                }                                                                                     \
+            }                                                                                         \
+        }                                                                                             \
+    }
+
+/* y[t, o] (+)= scale[o] * W[o] x[t] + bias[o].
+ * gated: W holds the gate's rows, then as many of `up`; y = silu(gate) * up, of half the rows. */
+#define LINEAR(T)                                                                                          \
+    void tenure_linear_##T(const T *w, const float *scale, const float *bias, const float *x, float *y,    \
+                           long tokens, long outputs, long width, int add, int gated) {                    \
+        long half = gated ? outputs / 2 : outputs;                                                         \
+        long blocks = (half + ROWS - 1) / ROWS;                                                            \
+        _Pragma("omp parallel for schedule(static)") for (long block = 0; block < blocks; block++) {       \
+            long first = block * ROWS, rows = half - first < ROWS ? half - first : ROWS;                   \
+            float sums[ROWS][MAX_TOKENS], ups[ROWS][MAX_TOKENS];                                           \
+            dot_##T(w + first * width, width, x, tokens, rows, sums);                                      \
+            if (gated) dot_##T(w + (half + first) * width, width, x, tokens, rows, ups);                   \
+            for (long r = 0; r < rows; r++) {                                                              \
+                long o = first + r;                                                                        \
+                for (long t = 0; t < tokens; t++) {                                                        \
+                    float v = sums[r][t] * (scale ? scale[o] : 1.0f) + (bias ? bias[o] : 0.0f);            \
+                    if (gated) {                                                                           \
+                        float u = ups[r][t] * (scale ? scale[half + o] : 1.0f) + (bias ? bias[half + o] : 0.0f); \
+                        v = silu(v) * u;                                                                   \
+                    }                                                                                      \
+                    float *out = y + t * half + o;                                                         \
+                    *out = add ? *out + v : v;                                                             \
+                }                                                                                          \
+            }                                                                                              \
+        }                                                                                                  \
+    }
+
+DOT(bf16)
+DOT(f32)
+DOT(i8)
+LINEAR(bf16)
+LINEAR(f32)
+LINEAR(i8)
+
+static void rotate(const float *x, const float *cosines, const float *sines, float *y, long half, long dim) {
+    for (long i = 0; i < half; i++) {
+        y[i] = x[i] * cosines[i] - x[half + i] * sines[i];
+        y[half + i] = x[half + i] * cosines[i] + x[i] * sines[i];
+    }
+    for (long i = 2 * half; i < dim; i++) y[i] = x[i];
+}
+
+#define BLOCK 256 /* rows a task */
+
+/* One token of one layer.
+ * qkv: fp32 [heads + 2 kv_heads, dim], unrotated. raw, values, rotated: [kv_heads, capacity, dim] of the layer.
+ * out: [heads, dim]. probabilities: scratch [heads, row + 1], holds the softmax after the call.
+ * mass: [row + 1] or NULL; gets share * (reduce ? mean : max) over heads added. */
+#define ATTENTION(T)                                                                                          \
+    void tenure_attention_##T(const float *qkv, const float *cosines, const float *sines, T *raw, T *values,  \
+                              T *rotated, float *out, float *probabilities, float *mass, long heads,          \
+                              long kv_heads, long dim, long half, long capacity, long row, float scale,       \
+                              float share, int mean) {                                                        \
+        long group = heads / kv_heads, rows = row + 1, blocks = (rows + BLOCK - 1) / BLOCK;                   \
+        float *query = malloc(sizeof(float) * (size_t)(heads + 1) * (size_t)dim);                             \
+        float *partial = malloc(sizeof(float) * (size_t)(heads * blocks) * (size_t)dim);                      \
+        float *turned = query + heads * dim;                                                                  \
+        for (long g = 0; g < kv_heads; g++) {                                                                 \
+            const float *k = qkv + (heads + g) * dim, *v = qkv + (heads + kv_heads + g) * dim;                \
+            T *to = raw + (g * capacity + row) * dim, *tv = values + (g * capacity + row) * dim;              \
+            T *tr = rotated + (g * capacity + row) * dim;                                                     \
+            for (long i = 0; i < dim; i++) to[i] = store_##T(k[i]), tv[i] = store_##T(v[i]);                  \
+            rotate(k, cosines, sines, turned, half, dim);                                                     \
+            for (long i = 0; i < dim; i++) tr[i] = store_##T(turned[i]);                                      \
+        }                                                                                                     \
+        for (long h = 0; h < heads; h++) {                                                                    \
+            rotate(qkv + h * dim, cosines, sines, query + h * dim, half, dim);                                \
+            for (long i = 0; i < dim; i++) query[h * dim + i] *= scale;                                       \
+        }                                                                                                     \
+        _Pragma("omp parallel") {                                                                             \
+            _Pragma("omp for schedule(static)") for (long task = 0; task < kv_heads * blocks; task++) {       \
+                long g = task / blocks, start = task % blocks * BLOCK;                                        \
+                long stop = start + BLOCK < rows ? start + BLOCK : rows;                                      \
+                for (long j = start; j < stop; j++) {                                                         \
+                    const T *restrict key = rotated + (g * capacity + j) * dim;                               \
+                    for (long m = 0; m < group; m++) {                                                        \
+                        const float *restrict q = query + (g * group + m) * dim;                              \
+                        float sum = 0.0f;                                                                     \
+                        for (long i = 0; i < dim; i++) sum += q[i] * load_##T(key[i]);                        \
+                        probabilities[(g * group + m) * rows + j] = sum;                                      \
+                    }                                                                                         \
+                }                                                                                             \
+            }                                                                                                 \
+            _Pragma("omp for schedule(static)") for (long h = 0; h < heads; h++) {                            \
+                float *restrict p = probabilities + h * rows;                                                 \
+                float top = p[0], sum = 0.0f;                                                                 \
+                for (long j = 1; j < rows; j++) top = p[j] > top ? p[j] : top;                                \
+                for (long j = 0; j < rows; j++) p[j] = expf(p[j] - top), sum += p[j];                         \
+                float inverse = 1.0f / sum;                                                                   \
+                for (long j = 0; j < rows; j++) p[j] *= inverse;                                              \
+            }                                                                                                 \
+            _Pragma("omp for schedule(static)") for (long task = 0; task < kv_heads * blocks; task++) {       \
+                long g = task / blocks, block = task % blocks, start = block * BLOCK;                         \
+                long stop = start + BLOCK < rows ? start + BLOCK : rows;                                      \
+                float *restrict sums = partial + (size_t)(block * heads + g * group) * (size_t)dim;           \
+                memset(sums, 0, sizeof(float) * (size_t)(group * dim));                                       \
+                for (long j = start; j < stop; j++) {                                                         \
+                    const T *restrict value = values + (g * capacity + j) * dim;                              \
+                    for (long m = 0; m < group; m++) {                                                        \
+                        float p = probabilities[(g * group + m) * rows + j];                                  \
+                        float *restrict to = sums + m * dim;                                                  \
+                        for (long i = 0; i < dim; i++) to[i] += p * load_##T(value[i]);                       \
+                    }                                                                                         \
+                }                                                                                             \
+                if (mass && g == 0) {                                                                         \
+                    float part = share / (float)heads;                                                        \
+                    for (long j = start; j < stop; j++) {                                                     \
+                        float joined = 0.0f;                                                                  \
+                        for (long h = 0; h < heads; h++) {                                                    \
+                            float p = probabilities[h * rows + j];                                            \
+                            joined = mean ? joined + p : (p > joined ? p : joined);                           \
+                        }                                                                                     \
+                        mass[j] += joined * (mean ? part : share);                                            \
+                    }                                                                                         \
+                }                                                                                             \
+            }                                                                                                 \
+        }                                                                                                     \
+        for (long i = 0; i < heads * dim; i++) {                                                              \
+            float sum = 0.0f;                                                                                 \
+            for (long block = 0; block < blocks; block++) sum += partial[block * heads * dim + i];            \
+            out[i] = sum;                                                                                     \
+        }                                                                                                     \
+        free(query);                                                                                          \
+        free(partial);                                                                                        \
+    }
+
+ATTENTION(bf16)
+ATTENTION(f32)

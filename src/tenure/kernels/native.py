@@ -1,0 +1,200 @@
+"""The C kernels of ``native.c``: built once with the user's compiler, kept in the cache folder.
+
+They make decoding on a CPU read weights and keys at the speed of the memory. Where no compiler is at hand, or
+``TENURE_NATIVE=0`` is set, torch's own operations do the work: slower, with the same results to rounding.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import warnings
+from hashlib import blake2b
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tenure.paths import cache_folder
+
+MAX_TOKENS = 8
+"""Tokens that one pass over the weights serves; with more, a matrix product is faster."""
+
+_SOURCE = Path(__file__).with_name("native.c")
+_FLAGS = ("-O3", "-march=native", "-ffast-math", "-fPIC", "-fopenmp")
+_NAMES = {torch.bfloat16: "bf16", torch.float32: "f32", torch.int8: "i8"}
+_pointer, _long, _int, _float = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
+
+
+class Native:
+    """Bindings; tensors are on the CPU and contiguous, activations fp32."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._norm = library.tenure_rms_norm
+        self._norm.argtypes = [_pointer] * 3 + [_long] * 2 + [_float]
+        self._linear = {dtype: getattr(library, f"tenure_linear_{name}") for dtype, name in _NAMES.items()}
+        for function in self._linear.values():
+            function.argtypes = [_pointer] * 5 + [_long] * 3 + [_int] * 2
+        self._attention = {
+            dtype: getattr(library, f"tenure_attention_{_NAMES[dtype]}")
+            for dtype in (torch.bfloat16, torch.float32)
+        }
+        for function in self._attention.values():
+            function.argtypes = [_pointer] * 9 + [_long] * 6 + [_float] * 2 + [_int]
+
+    def can_read(self, keys: Tensor, rotated: Tensor | None) -> bool:
+        """Whether :meth:`attention` can work on a slab of this kind."""
+        return rotated is not None and keys.device.type == "cpu" and keys.dtype in self._attention
+
+    def rms_norm(self, x: Tensor, weight: Tensor, out: Tensor, eps: float) -> Tensor:
+        """Root-mean-square norm over the last axis: ``[..., width]`` fp32, weight ``[width]`` fp32."""
+        width = weight.numel()
+        self._norm(x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.numel() // width, width, eps)
+        return out
+
+    def linear(
+        self,
+        weight: Tensor,
+        x: Tensor,
+        out: Tensor,
+        *,
+        scale: Tensor | None = None,
+        bias: Tensor | None = None,
+        add: bool = False,
+        gated: bool = False,
+    ) -> Tensor:
+        """``out (+)= scale * (weight @ x) + bias`` for a few tokens.
+
+        Args:
+            weight: ``[outputs, width]`` bf16, fp32 or int8.
+            x: ``[tokens, width]`` fp32, at most ``MAX_TOKENS``.
+            out: ``[tokens, outputs]`` fp32, half as wide if gated.
+            scale: ``[outputs]`` fp32, for int8.
+            bias: ``[outputs]`` fp32.
+            add: add to ``out`` instead of writing it.
+            gated: the first half of the outputs are a gate: ``out = silu(gate) * up``.
+        """
+        outputs, width = weight.shape
+        self._linear[weight.dtype](
+            weight.data_ptr(),
+            None if scale is None else scale.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            x.data_ptr(),
+            out.data_ptr(),
+            x.shape[0],
+            outputs,
+            width,
+            add,
+            gated,
+        )
+        return out
+
+    def attention(
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        slab: tuple[Tensor, Tensor, Tensor],
+        row: int,
+        out: Tensor,
+        *,
+        scale: float,
+        mass: Tensor | None,
+        share: float,
+        mean: bool,
+    ) -> None:
+        """Append one token to a layer's slab and attend.
+
+        Args:
+            qkv: ``[heads + 2 kv_heads, D]`` fp32, unrotated.
+            cos: ``[r/2]`` fp32 at the token's position.
+            sin: like ``cos``.
+            slab: raw keys, values and rotated keys of the layer, ``[kv_heads, capacity, D]``.
+            row: where the token goes; it sees the rows before it and itself.
+            out: ``[heads, D]`` fp32.
+            scale: factor on the logits.
+            mass: ``[row + 1]`` fp32 that gets ``share`` times the attention mass added, or None.
+            share: see ``mass``.
+            mean: join query heads by their mean, else by their maximum.
+        """
+        raw, values, rotated = slab
+        kv_heads, capacity, dim = raw.shape
+        heads = qkv.shape[0] - 2 * kv_heads
+        scratch = torch.empty(heads, row + 1)
+        self._attention[raw.dtype](
+            qkv.data_ptr(),
+            cos.data_ptr(),
+            sin.data_ptr(),
+            raw.data_ptr(),
+            values.data_ptr(),
+            rotated.data_ptr(),
+            out.data_ptr(),
+            scratch.data_ptr(),
+            None if mass is None else mass.data_ptr(),
+            heads,
+            kv_heads,
+            dim,
+            cos.shape[-1],
+            capacity,
+            row,
+            scale,
+            share,
+            mean,
+        )
+
+
+@functools.cache
+def native() -> Native | None:
+    """The kernels, built if need be; None where they cannot be had."""
+    if os.environ.get("TENURE_NATIVE") == "0":
+        return None
+    compiler = os.environ.get("CC") or next(filter(shutil.which, ("cc", "gcc", "clang")), None)
+    if compiler is None:
+        return None
+    try:
+        return Native(ctypes.CDLL(str(_build(compiler))))
+    except (OSError, subprocess.SubprocessError, AttributeError) as error:
+        warnings.warn(f"native kernels could not be built, decoding will be slower: {error}", stacklevel=2)
+        return None
+
+
+def _build(compiler: str) -> Path:
+    runtime = _share_openmp()
+    version = subprocess.run([compiler, "--version"], check=True, capture_output=True).stdout
+    key = blake2b(digest_size=12)
+    for part in (_SOURCE.read_bytes(), version, " ".join(_FLAGS).encode(), _machine().encode(), str(runtime).encode()):
+        key.update(part)
+    target = cache_folder() / "native" / f"{key.hexdigest()}.so"
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        built, object_file = Path(folder, "native.so"), Path(folder, "native.o")
+        for command in (
+            [compiler, *_FLAGS, "-c", str(_SOURCE), "-o", str(object_file)],
+            # Left out at the link, OpenMP's symbols are torch's own: one pool of threads instead of two.
+            [compiler, "-shared", str(object_file), "-o", str(built), "-lm", *([] if runtime else ["-fopenmp"])],
+        ):
+            subprocess.run(command, check=True, capture_output=True, timeout=120)
+        built.replace(target)
+    return target
+
+
+def _share_openmp() -> bool:
+    """Make the OpenMP runtime that torch ships visible to our library. False if torch ships none."""
+    shipped = sorted(Path(torch.__file__).parent.glob("lib/libgomp*.so*"))
+    if not shipped:
+        return False
+    ctypes.CDLL(str(shipped[0]), mode=ctypes.RTLD_GLOBAL)
+    return True
+
+
+def _machine() -> str:
+    """What ``-march=native`` hangs on."""
+    known = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return f"{platform.machine()} {sorted(known.items(), key=str)}"

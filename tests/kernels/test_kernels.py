@@ -1,0 +1,254 @@
+"""Every kernel module against the naive reference, and the reference against one plain softmax."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from tenure.kernels import cpu, kernels_for, reference
+
+KERNELS = [cpu]
+SHAPES = [  # kv heads, query heads a kv head, head size
+    (1, 1, 16),
+    (2, 2, 16),
+    (1, 3, 64),
+    (2, 4, 32),
+]
+# bf16 has 8 bits: outputs are rounded once, and the kernels may multiply in bf16 where the reference is fp32.
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
+
+kernels = pytest.mark.parametrize("kernel", KERNELS, ids=lambda module: module.__name__.rsplit(".", 1)[-1])
+shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
+dtypes = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+
+
+def tensors(shape, queries, keys, dtype=torch.float32, seed=0):
+    heads, groups, dim = shape
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randn(heads, groups, queries, dim, generator=generator)
+    k, v = (torch.randn(heads, keys, dim, generator=generator) for _ in range(2))
+    return q.to(dtype), k.to(dtype), v.to(dtype)
+
+
+def near(got, want, dtype, factor=1.0):
+    assert got.isfinite().all()
+    torch.testing.assert_close(got.float(), want.float(), atol=factor * TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+def softmax_attention(q, k, v, scale, hidden=None):
+    """One softmax over all keys, in fp64, without a log-sum-exp in sight."""
+    logits = q.double() @ k.double()[:, None].transpose(-1, -2) * scale
+    if hidden is not None:
+        logits = logits.masked_fill(hidden, -math.inf)
+    return logits.softmax(-1) @ v.double()[:, None], logits
+
+
+@shapes
+@pytest.mark.parametrize("causal", [False, True])
+def test_reference_is_a_softmax(shape, causal):
+    q, k, v = tensors(shape, 7, 7)
+    hidden = torch.ones(7, 7, dtype=torch.bool).triu(1) if causal else None
+    want, logits = softmax_attention(q, k, v, 0.3, hidden)
+    out, lse = reference.attend(q, k, v, causal=causal, scale=0.3)
+    near(out, want, torch.float32)
+    near(lse, logits.exp().sum(-1).log(), torch.float32)
+
+
+@kernels
+@shapes
+@dtypes
+@pytest.mark.parametrize(("queries", "keys", "causal"), [(1, 1, True), (33, 33, True), (5, 90, False), (64, 3, False)])
+def test_attend(kernel, shape, dtype, queries, keys, causal):
+    q, k, v = tensors(shape, queries, keys, dtype)
+    scale = shape[2] ** -0.5
+    out, lse = kernel.attend(q, k, v, causal=causal, scale=scale)
+    want, want_lse = reference.attend(q, k, v, causal=causal, scale=scale)
+    assert out.dtype == dtype
+    assert lse.dtype == torch.float32
+    assert out.shape == q.shape
+    near(out, want, dtype)
+    near(lse, want_lse, dtype)
+
+
+@kernels
+@shapes
+def test_attend_takes_views_of_a_slab(kernel, shape):
+    """Keys and values arrive as the first rows of a larger slab, queries as a transposed view."""
+    heads, groups, dim = shape
+    q, k, v = tensors(shape, 6, 40)
+    slab_k, slab_v = torch.full((2, heads, 100, dim), math.nan), torch.full((2, heads, 100, dim), math.nan)
+    slab_k[1, :, :40], slab_v[1, :, :40] = k, v
+    rows = q.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3)
+    out, _ = kernel.attend(rows, slab_k[1, :, :40], slab_v[1, :, :40], causal=False, scale=0.2)
+    near(out, reference.attend(q, k, v, causal=False, scale=0.2)[0], torch.float32)
+
+
+@kernels
+@shapes
+@dtypes
+@pytest.mark.parametrize("keys", [1, 2, 130])
+def test_decode(kernel, shape, dtype, keys):
+    q, k, v = tensors(shape, 1, keys, dtype)
+    scale = shape[2] ** -0.5
+    out, lse, mass = kernel.decode(q, k, v, scale=scale)
+    want, want_lse = reference.attend(q, k, v, causal=False, scale=scale)
+    near(out, want, dtype)
+    near(lse, want_lse, dtype)
+    assert out.dtype == dtype
+    assert mass.dtype == torch.float32
+    near(mass, reference.attention_mass(q, k, want_lse, scale=scale), dtype)
+    near(mass.sum(-1), torch.ones(shape[:2]), dtype)
+
+
+@kernels
+@shapes
+@dtypes
+@pytest.mark.parametrize("block", [None, 1, 7, 64])
+@pytest.mark.parametrize(("window", "keys"), [(1, 1), (1, 50), (8, 50), (50, 50), (23, 130)])
+def test_attention_mass(kernel, shape, dtype, block, window, keys, monkeypatch):
+    """Whole or in blocks of keys, with windows on both sides of the block size."""
+    heads, groups, dim = shape
+    if block is not None and hasattr(kernel, "_BLOCK_BYTES"):
+        monkeypatch.setattr(kernel, "_BLOCK_BYTES", block * heads * groups * window * 4)
+    q, k, v = tensors(shape, keys, keys, dtype)
+    scale = dim**-0.5
+    _, lse = reference.attend(q, k, v, causal=True, scale=scale)
+    last = q[:, :, keys - window :], k, lse[:, :, keys - window :]
+    mass = kernel.attention_mass(*last, scale=scale)
+    assert mass.dtype == torch.float32
+    near(mass, reference.attention_mass(*last, scale=scale), dtype, factor=window**0.5)
+    # Each query hands out exactly 1.
+    near(mass.sum(-1), torch.full(shape[:2], float(window)), dtype, factor=window)
+
+
+@shapes
+def test_reference_mass_is_the_sum_of_softmax_rows(shape):
+    q, k, v = tensors(shape, 20, 20)
+    _, logits = softmax_attention(q, k, v, 0.4, torch.ones(20, 20, dtype=torch.bool).triu(1))
+    _, lse = reference.attend(q, k, v, causal=True, scale=0.4)
+    mass = reference.attention_mass(q[:, :, 15:], k, lse[:, :, 15:], scale=0.4)
+    near(mass, logits.softmax(-1)[:, :, 15:].sum(2), torch.float32)
+
+
+@kernels
+def test_attention_mass_memory_is_bounded_by_its_block(kernel):
+    """128 queries over 300,000 keys: a whole score matrix would be 1.2 GB."""
+    if not hasattr(kernel, "_BLOCK_BYTES"):
+        pytest.skip("no blocks")
+    seen = []
+    original = torch.bmm
+
+    def watching(*args, **kwargs):
+        result = original(*args, **kwargs)
+        seen.append(result.nbytes)
+        return result
+
+    q, k, _ = tensors((1, 1, 8), 128, 20_000)
+    lse = torch.full((1, 1, 128), 20.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel, "_BLOCK_BYTES", 2**20)
+        patch.setattr(torch, "bmm", watching)
+        kernel.attention_mass(q, k, lse, scale=0.3)
+    assert len(seen) > 1
+    assert max(seen) <= 2**20
+
+
+@kernels
+@shapes
+@dtypes
+@pytest.mark.parametrize("cuts", [[20], [1, 39], [5, 20]])
+def test_merge_of_segments_is_one_softmax(kernel, shape, dtype, cuts):
+    q, k, v = tensors(shape, 9, 60, dtype)
+    scale = shape[2] ** -0.5
+    edges = [0, *cuts, 60]
+    parts = [
+        kernel.attend(q, k[:, a:b], v[:, a:b], causal=False, scale=scale)
+        for a, b in zip(edges, edges[1:], strict=False)
+    ]
+    out, lse = kernel.merge(parts)
+    want, want_lse = reference.attend(q, k, v, causal=False, scale=scale)
+    assert out.dtype == dtype
+    near(out, want, dtype)
+    near(lse, want_lse, dtype)
+
+
+@kernels
+@pytest.mark.parametrize("side", [-50.0, 50.0])
+def test_merge_survives_segments_far_apart(kernel, side):
+    """A segment whose logits are hundreds lower or higher must not turn the other into NaN."""
+    _, k, v = tensors((1, 2, 16), 3, 30)
+    q = torch.ones(1, 2, 3, 16)
+    k[:, 10:] += side  # logits 800 away from those of the first segment
+    parts = [kernel.attend(q, k[:, a:b], v[:, a:b], causal=False, scale=1.0) for a, b in ((0, 10), (10, 30))]
+    out, lse = kernel.merge(parts)
+    want, _ = softmax_attention(q, k, v, 1.0)
+    assert lse.isfinite().all()
+    near(out, want, torch.float32, factor=10)
+
+
+@kernels
+def test_merge_of_one_part_is_that_part(kernel):
+    q, k, v = tensors((2, 2, 16), 4, 10)
+    part = kernel.attend(q, k, v, causal=False, scale=0.25)
+    out, lse = kernel.merge([part])
+    assert torch.equal(out, part[0])
+    assert torch.equal(lse, part[1])
+
+
+@kernels
+@dtypes
+@pytest.mark.parametrize(("rotary", "dim"), [(16, 16), (8, 16), (2, 32)])
+def test_rotate(kernel, dtype, rotary, dim):
+    """Against complex multiplication in fp64; what is behind the rotary channels stays to the bit."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(3, 11, dim, generator=generator).to(dtype)
+    angles = torch.rand(11, rotary // 2, generator=generator, dtype=torch.float64) * 100
+    pairs = torch.complex(x[..., : rotary // 2].double(), x[..., rotary // 2 : rotary].double())
+    turned = pairs * torch.polar(torch.full_like(angles, 1.1), angles)
+    want = torch.cat([turned.real, turned.imag, x[..., rotary:].double()], -1)
+    cos, sin = (angles.cos() * 1.1).float(), (angles.sin() * 1.1).float()
+    got = kernel.rotate(x, cos, sin)
+    assert got.dtype == dtype
+    assert got.is_contiguous()
+    assert torch.equal(got[..., rotary:], x[..., rotary:])
+    near(got, want, dtype)
+    near(reference.rotate(x, cos, sin), want, dtype)
+
+
+@kernels
+def test_rotate_rounds_once(kernel):
+    """The result in bf16 is the fp32 result, rounded: no half-precision cosine comes between (7 % after 500)."""
+    x = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(2)).bfloat16()
+    angles = torch.arange(5)[:, None] * torch.tensor([1.0, 0.1, 0.01, 0.001, 3.0, 2.0, 0.5, 0.2])
+    got = kernel.rotate(x, angles.cos(), angles.sin())
+    want = reference.rotate(x.float(), angles.cos(), angles.sin())
+    assert torch.equal(got, want.bfloat16())
+
+
+@kernels
+def test_rotation_depends_on_distance_only(kernel):
+    """Turning query and key by the same angle more leaves their product (shift invariance)."""
+    generator = torch.Generator().manual_seed(3)
+    q, k = torch.randn(2, 1, 32, generator=generator)[:, None].unbind()
+    inv_freq = 10000.0 ** -(torch.arange(16) / 16)
+
+    def product(at_q, at_k):
+        a, b = (torch.tensor([at]) * inv_freq[None] for at in (at_q, at_k))
+        turned = kernel.rotate(q, a.cos(), a.sin()), kernel.rotate(k, b.cos(), b.sin())
+        return (turned[0] * turned[1]).sum()
+
+    torch.testing.assert_close(product(40, 3), product(40 + 1000, 3 + 1000), atol=1e-3, rtol=0)
+    assert (product(40, 3) - product(41, 3)).abs() > 1e-3
+
+
+def test_the_cpu_has_the_cpu_kernels():
+    assert kernels_for(torch.device("cpu")) is cpu
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda"])
+def test_kernel_modules_have_one_interface(name):
+    import importlib
+
+    module = importlib.import_module(f"tenure.kernels.{name}")
+    assert {"rotate", "attend", "decode", "attention_mass", "merge"} <= set(vars(module))

@@ -1,0 +1,105 @@
+"""What tests hold a session against: O1 (fresh run), O3 (ledger), O5 (scripted decoder), and its whole state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tests.conftest import stock_logits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tenure import Session
+
+
+def check_ledger(session: Session) -> None:
+    """O3, written out slot by slot: nothing here comes from the ledger's own check."""
+    memory, ledger = session.memory, session.memory.ledger
+    rows, length = ledger.rows, len(session)
+    assert rows == memory.rows.rows == length - ledger.evictions
+    assert ledger.length == length == len(memory.ids)
+    limit = session.config.position_limit
+    for logical, position in zip(ledger.logical.tolist(), ledger.position.tolist(), strict=True):
+        held, places = logical[:rows], position[:rows]
+        assert held == sorted(set(held)), "logical indices ascend"
+        assert all(0 <= token < length for token in held)
+        assert places == sorted(set(places)), "positions ascend"
+        assert all(0 <= place < ledger.next_position for place in places)
+        assert limit is None or all(place < limit for place in places)
+        assert set(range(min(session.config.sinks, length))) <= set(held), "sinks stay"
+    if session.config.positions == "compact":
+        assert ledger.gaps is False or ledger.renumbers == 0 or session.config.granularity != "session"
+    if session.config.positions == "logical":
+        assert ledger.next_position == length
+        assert torch.equal(ledger.position[:, :rows], ledger.logical[:, :rows])
+    edge = 0
+    for span in ledger.spans:
+        assert span.start == edge, "spans cover the tokens"
+        assert span.stop > span.start
+        edge = span.stop
+        slots = len(span) * ledger.groups
+        here = sum(
+            span.start <= token < span.stop for held in ledger.logical[:, :rows].tolist() for token in held
+        )
+        assert sum(span.evicted.values()) == slots - here, f"losses of {span.id}: {span.evicted}"
+        assert all(count > 0 for count in span.evicted.values())
+        if span.pin == "hard":
+            assert here == slots, "hard pins stay"
+    assert edge == length
+    for tensor in (memory.rows.raw, memory.rows.values, memory.rows.rotated):
+        if tensor is not None:
+            assert tensor[:, :, :rows].isfinite().all(), "no freed slot is resident"
+    assert ledger.score[:, :rows].isfinite().all()
+    session.check_integrity()
+
+
+def state_of(session: Session) -> dict[str, Any]:
+    """Everything a session is made of, by value: two equal results mean a byte-identical session."""
+    memory, ledger = session.memory, session.memory.ledger
+    rows = ledger.rows
+
+    def content(tensor: torch.Tensor | None) -> bytes | None:
+        return None if tensor is None else tensor.contiguous().view(torch.uint8).numpy().tobytes()
+
+    arrays = {name: content(getattr(ledger, name)[:, :rows]) for name in ("logical", "position", "score")}
+    for name in ("raw", "values", "rotated"):
+        tensor = getattr(memory.rows, name)
+        arrays[name] = None if tensor is None else content(tensor[:, :, :rows])
+    counters = ("rows", "length", "next_position", "renumbers", "evictions", "evicted_ever", "groups")
+    return {
+        **arrays,
+        **{name: getattr(ledger, name) for name in counters},
+        "ids": memory.ids.tobytes(),
+        "spans": [(s.id, s.start, s.stop, s.region, s.role, s.pin, dict(s.evicted)) for s in ledger.spans],
+        "backlog": [(item.span.id, list(item.ids[item.done :])) for item in memory._backlog],
+        "logits": content(session.logits),
+        "plan": session.plan.to_json(),
+        "transcript": None if session._transcript is None else session._transcript.snapshot(),
+        "states": list(session._states),
+        "turn": session._turn,
+        "step": session._step,
+    }
+
+
+def fresh_logits(model: Any, session: Session) -> torch.Tensor:
+    """O1: what the stock model says behind the session's last token, without any cache."""
+    return stock_logits(model, session.memory.ids.tolist())[-1]
+
+
+class Script:
+    """O5: a sampler that gives out a fixed list of ids and keeps the logits that it was asked with."""
+
+    def __init__(self, ids: Iterable[int]) -> None:
+        self.ids = list(ids)
+        self.logits: list[torch.Tensor] = []
+
+    def install(self, monkeypatch: Any) -> Script:
+        """Take the place of the sampler of every turn that starts from now on."""
+        monkeypatch.setattr("tenure.turn.Sampler", lambda options: self)
+        return self
+
+    def __call__(self, logits: torch.Tensor) -> int:
+        self.logits.append(logits.clone())
+        return self.ids[len(self.logits) - 1]
