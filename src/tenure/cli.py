@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from tenure.commands.options import (
     DEFAULT_MODEL,
+    DemoModel,
     Device,
     Dtype,
     MemoryOptions,
@@ -148,9 +149,35 @@ def doctor(
 @app.command()
 @spread
 def demo(
-    model: ModelOptions = None,  # type: ignore[assignment]
+    model: DemoModel,
+    budget: Annotated[int, typer.Option(help="Slots of each arm's cache.")] = 1024,
+    tokens: Annotated[int, typer.Option(help="Length of the session.")] = 12_000,
+    limit: Annotated[
+        int | None, typer.Option(help="Bound of the positions of pace (4096 by default).", show_default=False)
+    ] = None,
+    chunk: Annotated[int, typer.Option(help="Tokens a forward and arm.")] = 1024,
+    seed: Annotated[int, typer.Option(help="Of the names and values in the session.")] = 0,
+    max_tokens: Annotated[int | None, typer.Option(help="Longest answer.", show_default=False)] = None,
+    full: Annotated[bool, typer.Option("--full", help="Also an arm that keeps everything.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Play one coding session under H2O, foresight and PACE, and compare the answers."""
+    """Play one coding session under H2O, foresight and PACE, and compare the answers.
+
+    The last line on stdout is JSON.
+    """
+    from tenure.commands import demo
+
+    demo.run(
+        model,
+        budget=budget,
+        tokens=tokens,
+        limit=limit,
+        chunk=chunk,
+        seed=seed,
+        max_tokens=max_tokens,
+        full=full,
+        as_json=as_json,
+    )
 
 
 def _mount(name: str, module: str) -> None:

@@ -83,7 +83,7 @@ class Engine:
         device = _device(config.device)
         dtype = compute_dtype(config.dtype, device)
         found = resolve(str(model))
-        check_memory(found.weight_bytes, dtype, device=config.device)
+        check_memory(found.weight_bytes, dtype, parameters=found.parameters, device=str(device))
         tokenizer = AutoTokenizer.from_pretrained(found.path)
         loaded = AutoModelForCausalLM.from_pretrained(found.path, dtype=dtype)
         return cls(loaded.to(device), tokenizer, config=config, name=str(model))

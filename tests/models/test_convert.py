@@ -93,7 +93,7 @@ def test_weights_that_are_missing_or_left_over_are_no_silent_matter(tmp_path: Pa
         convert(write_gguf(tmp_path / "m.gguf", tiny_model(), without="model.layers.1.mlp.up_proj.weight"))
     (tmp_path / "out").rmdir()
     biased = tiny_model(attention_bias=True)
-    with pytest.raises(ModelError, match="the file holds .* weights"):
+    with pytest.raises(ModelError, match=r"the file holds .* weights"):
         convert(write_gguf(tmp_path / "m.gguf", biased))
 
 

@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
 
+from tenure.bench.demo_session import build_demo, facts_found
+from tenure.commands.demo_tables import introduce, show
 from tenure.commands.options import ModelOptions, load_engine
+from tenure.commands.play import MAX_TOKENS, by_step, read_state
 from tenure.config import SessionConfig
+from tenure.sampling import SamplingOptions
 
 if TYPE_CHECKING:
     from tenure.engine import Engine
     from tenure.session import Session
     from tenure.sessionfile import Probe, SessionFile
+    from tenure.turn import Turn
 
 ARMS: dict[str, dict[str, str]] = {
     "h2o": {"policy": "h2o", "positions": "logical"},
@@ -28,12 +31,8 @@ ARMS: dict[str, dict[str, str]] = {
 }
 """What is compared: scores alone, the plan's retention, and both halves of PACE."""
 
-_ABOUT = {
-    "h2o": "attention scores decide",
-    "foresight": "the plan decides",
-    "pace": "the plan decides, positions stay bounded",
-    "full": "keeps everything",
-}
+_FORK_BYTES = 3 << 30
+"""Memory for the forks in which questions are asked at once."""
 
 
 @dataclass
@@ -75,16 +74,15 @@ def run(
     as_json: bool,
 ) -> None:
     """Play the demo; see ``tenure demo --help``."""
-    configs = {name: SessionConfig(budget=budget, chunk=chunk, limit=_limit(arm, limit), **arm) for name, arm in ARMS.items()}  # type: ignore[arg-type]
+    shared: dict[str, Any] = {"budget": budget, "chunk": chunk, "limit": limit}
+    configs = {name: SessionConfig(**shared, **setting) for name, setting in ARMS.items()}
     if full:
         configs["full"] = SessionConfig(policy="full", budget=None, positions="logical", chunk=chunk)
-    from tenure.bench.demo_session import build_demo
-
     engine = load_engine(model)
     file = build_demo(engine.tokenizer, tokens, seed)
     console = Console(stderr=True)
     if not as_json:
-        _introduce(Console(), file, budget, tokens, model.model)
+        introduce( file, budget, tokens, model.model)
     with _bars(console) as bars:
         started = perf_counter()
         arms = [Arm(name, engine.session(config, plan=file.plan()), [], [], [], []) for name, config in configs.items()]
@@ -93,20 +91,15 @@ def run(
         _ask(engine, arms, file.probes, bars, max_tokens)
     seconds = perf_counter() - started
     if not as_json:
-        _show(arms, file.probes, reading, seconds)
+        show(arms, file.probes, reading, seconds)
     typer.echo(json.dumps({"arms": {arm.name: arm.to_json(seconds) for arm in arms}}))
-
-
-def _limit(arm: dict[str, str], limit: int | None) -> int | None:
-    return limit if arm["positions"] == "bounded" else None
 
 
 def _read(engine: Engine, arms: list[Arm], file: SessionFile, bars: Progress) -> None:
     """The same messages in all arms, each step of the engine a chunk of every arm."""
     sessions = [arm.session for arm in arms]
-    groups = _by_step(file)
     total, task = 0, bars.add_task(f"reading, {len(arms)} arms at once", total=None)
-    for group in groups:
+    for group in by_step(file.messages):
         for session in sessions:
             session.queue(group)
         total = max(total, sum(len(s) + s.memory.waiting for s in sessions))
@@ -114,51 +107,44 @@ def _read(engine: Engine, arms: list[Arm], file: SessionFile, bars: Progress) ->
             bars.update(task, completed=sum(map(len, sessions)), total=total)
 
 
-def _by_step(file: SessionFile) -> list[list[Any]]:
-    """Messages up to each change of step: what the plan says must hold while they are read."""
-    groups: list[list[Any]] = [[]]
-    step = None
-    for message in file.messages:
-        if message.step is not None and step not in (None, message.step):
-            groups.append([])
-        step = message.step or step
-        groups[-1].append(message)
-    return groups
-
-
 def _ask(engine: Engine, arms: list[Arm], probes: list[Probe], bars: Progress, max_tokens: int | None) -> None:
-    """Every probe in a fork of every arm, all of them in one batch."""
-    from tenure.bench.demo_session import facts_found
-    from tenure.commands.play import MAX_TOKENS, read_state
-    from tenure.sampling import SamplingOptions
+    """Every probe in a fork of every arm; as many at once as a few GB of forks allow."""
+    limits = [max_tokens or probe.max_tokens or MAX_TOKENS for probe in probes]
+    task = bars.add_task(f"answering {len(arms) * len(probes)} questions", total=len(arms) * sum(limits))
+    at_once = max(1, _FORK_BYTES // sum(arm.session.memory.rows.nbytes for arm in arms))
+    done = 0
+    for start in range(0, len(probes), at_once):
+        part = list(zip(probes, limits, strict=True))[start : start + at_once]
+        asked = [(arm, probe, limit, _fork(arm, probe)) for arm in arms for probe, limit in part]
+        engine.drain([fork for *_, fork in asked])
+        for arm, probe, _, fork in asked:
+            residency, gap = read_state(fork, probe.reads)
+            arm.residency += [] if residency is None else [residency]
+            arm.gaps += [] if gap is None else [gap]
+        turns = [fork.start_turn(SamplingOptions(max_tokens=limit)) for _, _, limit, fork in asked]
+        try:
+            while waiting := [turn.session for turn in turns if not turn.done]:
+                engine.step(waiting)
+                bars.update(task, completed=done + sum(_used(turn) for turn in turns))
+        finally:
+            for turn in turns:
+                turn.close()
+        done += sum(map(_used, turns))
+        for (arm, probe, *_), turn in zip(asked, turns, strict=True):
+            arm.answers.append(turn.text.strip())
+            arm.found += facts_found(turn.text, probe.expect)
+            arm.answered += len(turn.ids)
 
-    asked = []
-    for arm in arms:
-        for probe in probes:
-            fork = arm.session.fork()
-            fork.queue(probe.message, reply=True)  # begins the probe's step in the fork's plan
-            asked.append((arm, probe, fork))
-    forks = [fork for _, _, fork in asked]
-    limits = [max_tokens or probe.max_tokens or MAX_TOKENS for _, probe, _ in asked]
-    task = bars.add_task(f"answering {len(asked)} questions at once", total=sum(limits))
-    engine.drain(forks)
-    for arm, probe, fork in asked:
-        residency, gap = read_state(fork, probe.reads)
-        arm.residency += [] if residency is None else [residency]
-        arm.gaps += [] if gap is None else [gap]
-    turns = [fork.start_turn(SamplingOptions(max_tokens=limit)) for fork, limit in zip(forks, limits, strict=True)]
-    try:
-        while open_turns := [turn for turn in turns if not turn.done]:
-            engine.step([turn.session for turn in open_turns])
-            bars.update(task, completed=sum(limit if t.done else len(t.ids) for t, limit in zip(turns, limits, strict=True)))
-    finally:
-        for turn in turns:
-            turn.close()
-    bars.update(task, completed=sum(limits))
-    for (arm, probe, _), turn in zip(asked, turns, strict=True):
-        arm.answers.append(turn.text.strip())
-        arm.found += facts_found(turn.text, probe.expect)
-        arm.answered += len(turn.ids)
+
+def _fork(arm: Arm, probe: Probe) -> Session:
+    fork = arm.session.fork()
+    fork.queue(probe.message, reply=True)  # the probe's step begins in the fork's plan only
+    return fork
+
+
+def _used(turn: Turn) -> int:
+    """Tokens of an answer's limit that need not be waited for any more."""
+    return turn.options.max_tokens if turn.done else len(turn.ids)
 
 
 def _bars(console: Console) -> Progress:
@@ -171,52 +157,4 @@ def _bars(console: Console) -> Progress:
         console=console,
         redirect_stdout=False,
         disable=not console.is_terminal,
-    )
-
-
-def _introduce(console: Console, file: SessionFile, budget: int, tokens: int, model: str) -> None:
-    console.print(
-        f"[bold]{model}[/] reads {len(file.messages)} messages, about {tokens:,} tokens: three definitions, then source "
-        f"files.\nThe cache keeps {budget:,} slots. Then it is asked {len(file.probes)} questions about the definitions.",
-        highlight=False,
-    )
-
-
-def _show(arms: list[Arm], probes: list[Probe], reading: float, seconds: float) -> None:
-    console = Console()
-    table = Table("question", "expected", title="What each arm answers", show_lines=True)
-    for arm in arms:
-        table.add_column(f"{arm.name}\n[dim]{_ABOUT[arm.name]}[/]", ratio=1)
-    place = 0
-    for number, probe in enumerate(probes):
-        cells = []
-        for arm in arms:
-            found = arm.found[place : place + len(probe.expect)]
-            mark, style = ("found", "green") if all(found) else ("lost", "red")
-            cells.append(Text.assemble((f"{mark}: ", f"bold {style}"), " ".join(arm.answers[number].split())))
-        table.add_row(probe.question, ", ".join(probe.expect), *cells)
-        place += len(probe.expect)
-    console.print(table)
-
-    sums = Table("arm", title="What it costs")
-    for name in ("facts", "resident of what is asked", "rotary gap", "cache", "all keys and values", "share"):
-        sums.add_column(name, justify="right")
-    for arm in arms:
-        stats = arm.session.stats()
-        sums.add_row(
-            arm.name,
-            f"{sum(arm.found)} of {len(arm.found)}",
-            f"{sum(arm.residency) / max(1, len(arm.residency)):.0%}",
-            f"{sum(arm.gaps) / len(arm.gaps):,.0f}" if arm.gaps else "-",
-            f"{stats.kv_bytes / 1e6:,.1f} MB",
-            f"{stats.full_kv_bytes / 1e6:,.1f} MB",
-            f"{stats.kv_bytes / stats.full_kv_bytes:.0%}",
-        )
-    console.print(sums)
-    tokens = sum(len(arm.session) for arm in arms)
-    answered = sum(arm.answered for arm in arms)
-    console.print(
-        f"{seconds:,.0f} s for all arms: {tokens:,} tokens read in {reading:,.0f} s ({tokens / reading:,.0f}/s), "
-        f"{answered:,} answered in {seconds - reading:,.0f} s ({answered / (seconds - reading):,.0f}/s).",
-        highlight=False,
     )

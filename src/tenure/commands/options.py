@@ -81,6 +81,13 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DemoModel(ModelOptions):
+    """The demo's answers need a model that can read code."""
+
+    model: ModelName = "qwen2.5-coder-0.5b"
+
+
+@dataclass(frozen=True, kw_only=True)
 class MemoryOptions:
     """What a session keeps: the fields of ``SessionConfig``, None where the user said nothing."""
 

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 MAX_TOKENS = 256
 """Length of an answer where neither the caller nor the probe says one."""
 
-_BATCH = 256
-"""Messages that are rendered in one go."""
-
 
 @dataclass(frozen=True)
 class Answer:
@@ -112,7 +109,7 @@ class Player:
         self._tick = tick
         self._on_ask = ask
         self._piece = piece
-        self._entries = 0
+        self._done = 0
         self._reading = (0, 0)
 
     @property
@@ -120,7 +117,7 @@ class Player:
         """Entries of the file that are done; a fraction while messages are being read."""
         messages, tokens = self._reading
         left = messages * self.session.memory.waiting / tokens if tokens else 0.0
-        return max(0.0, self._entries - left)
+        return max(0.0, self._done - left)
 
     @property
     def seconds(self) -> float:
@@ -137,45 +134,39 @@ class Player:
         Raises:
             SessionFileError: the model's template refuses a message of the file.
         """
-        batch: list[Message] = []
-        step: str | None = None
-        for entry in self.file:
-            if upto is not None and entry.step == upto:
-                break
-            if isinstance(entry, Message):
-                if entry.step is not None:
-                    # A new step moves the plan on, so what came before must have been read. Messages before the
-                    # first step wait for it: some templates refuse a system message that stands alone.
-                    if step not in (None, entry.step):
-                        self._read_all(batch)
-                    step = entry.step
-                batch.append(entry)
-                if len(batch) >= _BATCH:
-                    self._queue(batch)
-                    self._advance(self.session, self.session.config.chunk)
-            else:
-                self._read_all(batch)
+        for entry in self._entries_before(upto):
+            if isinstance(entry, Probe):
                 if ask or entry.keep:
                     yield self._ask(entry)
                 else:
                     self.session.plan.finish(entry.step)
-                self._entries += 1
-        self._read_all(batch)
+                self._done += 1
+            else:
+                self._queue(entry)
+                self._advance(self.session)
 
-    def _queue(self, batch: list[Message]) -> None:
+    def _entries_before(self, upto: str | None) -> Iterator[list[Message] | Probe]:
+        """Probes, and between them messages in groups."""
+        messages: list[Message] = []
+        for entry in self.file:
+            if upto is not None and entry.step == upto:
+                break
+            if isinstance(entry, Message):
+                messages.append(entry)
+            else:
+                yield from by_step(messages)
+                messages = []
+                yield entry
+        yield from by_step(messages)
+
+    def _queue(self, messages: list[Message]) -> None:
         with self._placed():
-            self.session.queue(batch)
-        self._entries += len(batch)
-        self._reading = (len(batch), self.session.memory.waiting)
-        batch.clear()
+            self.session.queue(messages)
+        self._done += len(messages)
+        self._reading = (len(messages), self.session.memory.waiting)
 
-    def _read_all(self, batch: list[Message]) -> None:
-        if batch:
-            self._queue(batch)
-        self._advance(self.session)
-
-    def _advance(self, session: Session, least: int = 1) -> None:
-        while session.memory.waiting >= least:
+    def _advance(self, session: Session) -> None:
+        while session.memory.waiting:
             self.computed += self.engine.step([session])
             self._tick()
 
@@ -217,10 +208,27 @@ class Player:
         try:
             yield
         except MessageError as error:
-            number = self._entries + (error.index or 0) + 1
+            number = self._done + (error.index or 0) + 1
             raise SessionFileError(
                 error.cause, path=f"{self.file.path or 'session'}, entry {number}", way_out=error.way_out
             ) from error
+
+
+def by_step(messages: Sequence[Message]) -> Iterator[list[Message]]:
+    """Cut messages at each change of step, so that the plan holds for all that is read in one go.
+
+    Messages before the first step go with it: some templates refuse a system message that stands alone.
+    """
+    group: list[Message] = []
+    step = None
+    for message in messages:
+        if group and message.step is not None and step not in (None, message.step):
+            yield group
+            group = []
+        step = message.step or step
+        group.append(message)
+    if group:
+        yield group
 
 
 def read_state(session: Session, spans: Sequence[str]) -> tuple[float | None, float | None]:

@@ -130,7 +130,7 @@ def _check(
     wrong = missing | {name for name, tensor in state.items() if tensor.dtype != dtype or tensor.is_meta}
     if wrong:
         raise ModelError(
-            f"{len(wrong)} weights of the model are not in the file, or not readable: {', '.join(sorted(wrong)[:3])}",
+            f"{len(wrong)} weights of the model are not in the file or not readable, such as {min(wrong)}",
             option=str(gguf),
         )
     known = sum(t.numel() for name, t in state.items() if facts.has_output or name != "lm_head.weight")

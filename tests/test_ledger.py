@@ -1,0 +1,392 @@
+"""The ledger against a list of slots, and sessions against O3 after every call."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tenure import Engine
+from tenure.errors import BudgetError, ConfigError, IntegrityError, UnknownSpanError
+from tenure.ledger import Ledger
+from tenure.policies import POLICIES
+from tenure.regions import Region
+from tenure.spans import Span
+
+from tests.conftest import random_ids, tiny_model
+from tests.oracles import check_ledger, state_of
+
+CPU = torch.device("cpu")
+QUICK = settings(
+    max_examples=25, stateful_step_count=12, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Each slot is a list ``[logical, position, score]``, each span a list of what was lost of it."""
+
+    @initialize(groups=st.sampled_from([1, 3]))
+    def start(self, groups):
+        self.ledger = Ledger(groups, 64, CPU)
+        self.slots = [[] for _ in range(groups)]
+        self.spans = []  # [id, start, stop, Counter]
+        self.length = self.next = self.named = 0
+
+    @rule(count=st.integers(1, 9), fresh=st.booleans(), pin=st.sampled_from([None, "hard"]))
+    def append(self, count, fresh, pin):
+        if len(self.slots[0]) + count > self.ledger.capacity:
+            self.ledger.grow(2 * self.ledger.capacity)
+        if fresh or not self.spans:
+            self.named += 1
+            span = Span(f"s{self.named}", self.length, self.length, Region.OTHER, pin=pin)
+            self.ledger.spans.add(span)
+            self.spans.append([span.id, self.length, self.length, Counter()])
+        self.ledger.spans[len(self.spans) - 1].stop += count
+        self.spans[-1][2] += count
+        self.ledger.stage(count)
+        self.ledger.commit(count)
+        for slots in self.slots:
+            slots += [[self.length + i, self.next + i, 0.0] for i in range(count)]
+        self.length += count
+        self.next += count
+
+    @precondition(lambda self: self.slots[0])
+    @rule(data=st.data())
+    def score(self, data):
+        for group, slots in enumerate(self.slots):
+            for row, slot in enumerate(slots):
+                slot[2] = float(data.draw(st.integers(0, 5)))
+                self.ledger.score[group, row] = slot[2]
+
+    @precondition(lambda self: len(self.slots[0]) > 1)
+    @rule(data=st.data(), reason=st.sampled_from(["budget", "plan"]))
+    def evict(self, data, reason):
+        rows = len(self.slots[0])
+        kept = data.draw(st.integers(1, rows))
+        hard = {span.id for span in self.ledger.spans if span.pin == "hard"}
+        index = []
+        for slots in self.slots:
+            pinned = [r for r, slot in enumerate(slots) if self.span_of(slot[0])[0] in hard]
+            if len(pinned) > kept:
+                return
+            rest = [r for r in range(rows) if r not in pinned]
+            chosen = data.draw(st.permutations(rest))[: kept - len(pinned)]
+            index.append(sorted(pinned + chosen))
+        self.ledger.keep(torch.tensor(index), reason)
+        for group, rows_kept in enumerate(index):
+            for row, slot in enumerate(self.slots[group]):
+                if row not in rows_kept:
+                    self.span_of(slot[0])[3][reason] += 1
+            self.slots[group] = [self.slots[group][row] for row in rows_kept]
+
+    @rule()
+    def renumber(self):
+        self.ledger.renumber()
+        for slots in self.slots:
+            for row, slot in enumerate(slots):
+                slot[1] = row
+        self.next = len(self.slots[0])
+
+    @rule(data=st.data())
+    def rollback(self, data):
+        length = data.draw(st.integers(0, self.length))
+        before = {id(slots): len(slots) for slots in self.slots}
+        index = self.ledger.truncate(length).tolist()
+        stays = [[slot for slot in slots if slot[0] < length] for slots in self.slots]
+        kept = min(map(len, stays))
+        hard = {span.id for span in self.ledger.spans if span.pin == "hard"}
+        for group, slots in enumerate(stays):
+            # The best scores stay, of equal ones the earliest; hard pins before all.
+            order = sorted(slots, key=lambda slot: (self.span_of(slot[0])[0] not in hard, -slot[2], slot[0]))
+            chosen = sorted(order[:kept])
+            assert [self.slots[group][row][0] for row in index[group]] == [slot[0] for slot in chosen]
+            self.slots[group] = chosen
+        assert len(before) == len(self.slots)
+        behind = max((slots[-1][1] + 1 for slots in self.slots if slots), default=0)
+        self.next = max(behind, self.next - (self.length - length))
+        self.length = length
+        self.spans = [[i, a, min(b, length), lost] for i, a, b, lost in self.spans if a < length]
+        for i, a, b, _ in self.spans:  # what was lost is told by what is missing
+            here = sum(a <= slot[0] < b for slots in self.slots for slot in slots)
+            assert self.ledger.spans.get(i).evicted.total() == (b - a) * len(self.slots) - here
+            self.span_of(a)[3] = Counter(self.ledger.spans.get(i).evicted)
+
+    @rule()
+    def go_on_with_a_clone(self):
+        old = self.ledger
+        self.ledger = old.clone()
+        old.logical.fill_(-7)  # an independent copy does not see this
+        old.position.fill_(-7)
+        old.score.fill_(-7.0)
+        for span in old.spans:
+            span.stop = -1
+            span.evicted["poison"] += 1
+
+    def span_of(self, logical):
+        return next(span for span in self.spans if span[1] <= logical < span[2])
+
+    @invariant()
+    def agrees(self):
+        if not hasattr(self, "ledger"):
+            return
+        ledger, rows = self.ledger, len(self.slots[0])
+        assert (ledger.rows, ledger.length, ledger.next_position) == (rows, self.length, self.next)
+        assert ledger.evictions == self.length - rows
+        for column, array in enumerate((ledger.logical, ledger.position, ledger.score)):
+            assert array[:, :rows].tolist() == [[slot[column] for slot in slots] for slots in self.slots]
+        assert [[s.id, s.start, s.stop, s.evicted] for s in ledger.spans] == self.spans
+        assert ledger.gaps == (self.next != rows)
+        ledger.check_integrity(rows, self.length, None)
+        for span in ledger.spans:
+            inside = [
+                [span.start <= slot[0] < span.stop for slot in slots] for slots in self.slots
+            ]
+            assert ledger.inside(span).tolist() == inside
+            share = sum(map(sum, inside)) / (len(span) * len(self.slots))
+            assert ledger.resident(span) == pytest.approx(share)
+            gaps = [self.next - s[1] for slots in self.slots for s in slots if span.start <= s[0] < span.stop]
+            want = sum(gaps) / len(gaps) if gaps else None
+            assert ledger.rotary_gap(span) == pytest.approx(want)
+
+
+TestLedger = LedgerMachine.TestCase
+TestLedger.settings = settings(QUICK, max_examples=40)
+
+
+@cache
+def engine() -> Engine:
+    return Engine(tiny_model("llama", layers=2, hidden_size=32, intermediate_size=32))
+
+
+class SessionMachine(RuleBasedStateMachine):
+    """Random appends, evictions, decoding, rollbacks and forks on a real (tiny) model."""
+
+    @initialize(
+        policy=st.sampled_from(sorted(POLICIES)),
+        positions=st.sampled_from(["bounded", "logical", "compact"]),
+        granularity=st.sampled_from([None, "session", "layer"]),
+        budget=st.integers(6, 24),
+        chunk=st.integers(1, 16),
+        slack=st.integers(1, 6),
+        sinks=st.integers(0, 4),
+    )
+    def start(self, policy, positions, granularity, budget, chunk, slack, sinks):
+        self.session = engine().session(
+            policy=policy,
+            budget=None if policy == "full" else budget,
+            positions=positions,
+            granularity=granularity,
+            chunk=chunk,
+            slack=slack,
+            sinks=sinks,
+            limit=budget + chunk + slack if positions == "bounded" else None,
+        )
+        self.ids = []
+        self.others = []  # forks that nobody touches, with their state
+        self.seed = 0
+
+    def fresh(self, count):
+        self.seed += 1
+        return random_ids(count, seed=self.seed)
+
+    @rule(count=st.integers(0, 40), pin=st.sampled_from([None, None, "soft", "hard"]))
+    def append(self, count, pin):
+        ids = self.fresh(count)
+        before = state_of(self.session)
+        try:
+            span = self.session.append_ids(ids, pin=pin)
+        except BudgetError:
+            assert pin == "hard"
+            assert state_of(self.session) == before
+            return
+        self.ids += ids
+        if ids:
+            assert self.session.explain(span.id).tokens == count
+            budget = self.session.config.budget
+            assert budget is None or self.session.stats().resident <= budget
+
+    @rule(count=st.integers(1, 12))
+    def decode(self, count):
+        ids = self.fresh(count)
+        self.session.force(ids)
+        self.ids += ids
+        config = self.session.config
+        assert config.budget is None or self.session.stats().resident <= config.budget + config.slack
+
+    @rule(data=st.data())
+    def keep_first(self, data):
+        count = data.draw(st.integers(-2, len(self.ids) + 2))
+        before = state_of(self.session)
+        if 0 <= count <= len(self.ids):
+            self.session.keep_first(count)
+            del self.ids[count:]
+        else:
+            with pytest.raises(ConfigError):
+                self.session.keep_first(count)
+            assert state_of(self.session) == before
+
+    @rule(data=st.data())
+    def drop_last(self, data):
+        count = data.draw(st.integers(0, len(self.ids) + 2))
+        before = state_of(self.session)
+        if count <= len(self.ids):
+            self.session.drop_last(count)
+            del self.ids[len(self.ids) - count :]
+        else:
+            with pytest.raises(ConfigError):
+                self.session.drop_last(count)
+        if count == 0 or count > len(self.ids) + count:
+            assert state_of(self.session) == before
+
+    @precondition(lambda self: len(self.others) < 3)
+    @rule(follow=st.booleans())
+    def fork(self, follow):
+        twin = self.session.fork()
+        assert state_of(twin) == state_of(self.session)
+        if follow:
+            self.session, twin = twin, self.session
+        self.others.append((twin, state_of(twin)))
+
+    @invariant()
+    def holds(self):
+        if not hasattr(self, "session"):
+            return
+        assert self.session.memory.ids.tolist() == self.ids
+        assert self.session.memory.waiting == 0
+        check_ledger(self.session)
+        for other, state in self.others:
+            assert state_of(other) == state
+
+    def teardown(self):
+        if not hasattr(self, "session"):
+            return
+        # Still alive: the next tokens give numbers, and the ids are what was read.
+        logits = self.session.feed(self.fresh(3))
+        assert logits.isfinite().all()
+        check_ledger(self.session)
+
+
+TestSession = SessionMachine.TestCase
+TestSession.settings = settings(QUICK, max_examples=40)
+
+
+# -- single facts ------------------------------------------------------------------------------------
+
+
+def filled(groups=1, count=10):
+    ledger = Ledger(groups, 32, CPU)
+    ledger.spans.add(Span("a", 0, 4, Region.SYSTEM))
+    ledger.spans.add(Span("b", 4, count, Region.USER))
+    ledger.stage(count)
+    ledger.commit(count)
+    return ledger
+
+
+def test_reasons_are_counted_for_their_spans():
+    ledger = filled()
+    ledger.keep(torch.tensor([[0, 1, 2, 8, 9]]), {1: "plan"})
+    ledger.keep(torch.tensor([[0, 4]]), "expired")
+    assert dict(ledger.spans.get("a").evicted) == {"budget": 1, "expired": 2}
+    assert dict(ledger.spans.get("b").evicted) == {"plan": 4, "expired": 1}
+    assert ledger.evicted_ever == 8
+
+
+def test_a_rollback_forgets_the_losses_of_what_it_takes_back():
+    ledger = filled()
+    ledger.keep(torch.tensor([[0, 1, 2, 3, 4, 5]]), "budget")  # 6..9 of b are gone
+    ledger.truncate(7)
+    assert dict(ledger.spans.get("b").evicted) == {"budget": 1}
+    ledger.truncate(6)
+    assert dict(ledger.spans.get("b").evicted) == {}
+    assert ledger.evicted_ever == 4, "a rollback does not lower it"
+
+
+@pytest.mark.parametrize("sinks", [0, 2])
+def test_a_rollback_of_unequal_layers_spares_sinks_and_hard_pins(sinks):
+    ledger = filled(groups=2)
+    ledger.spans.get("b").pin = "hard"
+    ledger.score[:, :10] = torch.arange(10.0)
+    ledger.score[:, 4:] = 0.0  # pins that nobody looks at
+    ledger.keep(torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 4, 5, 6, 7, 8, 9]]), "budget")
+    index = ledger.truncate(8, sinks)
+    logical = ledger.logical[:, : ledger.rows].tolist()
+    assert ledger.rows == 6
+    assert logical[1] == [0, 1, 4, 5, 6, 7]
+    assert logical[0] == ([0, 1, 4, 5, 6, 7] if sinks else [2, 3, 4, 5, 6, 7])
+    assert ledger.spans.get("a").evicted["rollback"] == 2
+    assert index.shape == (2, 6)
+
+
+@pytest.mark.parametrize("length", [0, 3, 8, 10])
+def test_logical_positions_stay_logical_after_a_rollback(length):
+    ledger = filled()
+    ledger.keep(torch.tensor([[0, 1, 9]]), "budget")
+    ledger.truncate(length)
+    assert ledger.next_position == length
+    ledger.stage(2)
+    ledger.commit(2)
+    assert torch.equal(ledger.position[:, : ledger.rows], ledger.logical[:, : ledger.rows])
+
+
+def break_rows(ledger):
+    ledger.rows -= 1
+
+
+def break_order(ledger):
+    ledger.logical[0, 2:4] = torch.tensor([3, 2])
+
+
+def break_positions(ledger):
+    ledger.position[0, 3] = ledger.position[0, 2]
+
+
+def break_spans(ledger):
+    ledger.spans.get("a").stop = 3
+
+
+def break_future(ledger):
+    ledger.logical[0, 9] = 10
+
+
+def break_next(ledger):
+    ledger.next_position = 9
+
+
+@pytest.mark.parametrize(
+    "damage", [break_rows, break_order, break_positions, break_spans, break_future, break_next]
+)
+def test_damage_is_found(damage):
+    ledger = filled()
+    ledger.check_integrity(10, 10, 10)
+    broken = copy.deepcopy(ledger)
+    damage(broken)
+    with pytest.raises(IntegrityError):
+        broken.check_integrity(10, 10, 10)
+
+
+@pytest.mark.parametrize("facts", [(9, 10, None), (10, 11, None), (10, 10, 9)])
+def test_disagreement_with_cache_ids_or_limit_is_found(facts):
+    with pytest.raises(IntegrityError):
+        filled().check_integrity(*facts)
+
+
+def test_unknown_spans_are_named_with_the_known_ones():
+    with pytest.raises(UnknownSpanError, match=r"no span 'z'.*Latest spans: a, b"):
+        filled().spans.get("z")
+
+
+def test_a_span_id_is_given_once():
+    from tenure.errors import MessageError
+
+    ledger = filled()
+    for name in ("a", "", "x\0y"):
+        with pytest.raises(MessageError):
+            ledger.spans.add(Span(name, 10, 10, Region.OTHER))
+    assert [span.id for span in ledger.spans] == ["a", "b"]
+    ledger.spans.truncate(4)
+    ledger.spans.add(Span("b", 4, 5, Region.OTHER))  # free again once taken back
