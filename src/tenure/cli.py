@@ -1,13 +1,12 @@
 """The command ``tenure``.
 
-This module is imported for every ``--help``, so it declares options and nothing else; torch and transformers are
-imported by the command that needs them.
+This module is imported for every ``--help``, so it declares options and nothing else; torch and transformers
+are imported by the command that needs them.
 """
 
 from __future__ import annotations
 
 import importlib
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,7 +51,10 @@ app = typer.Typer(
 )
 
 SessionFile = Annotated[
-    Path, typer.Argument(metavar="SESSION.jsonl", help="A session file, see docs/session-files.md.", show_default=False)
+    Path,
+    typer.Argument(
+        metavar="SESSION.jsonl", help="A session file, see docs/session-files.md.", show_default=False
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No live view and no summary.")]
@@ -121,7 +123,8 @@ def chat(
     sampling: SamplingFlags,
     system: Annotated[str | None, typer.Option(help="System message.", show_default=False)] = None,
     plan: Annotated[
-        Path | None, typer.Option(help="JSON file with the plan's steps and what they read.", show_default=False)
+        Path | None,
+        typer.Option(help="JSON file with the plan's steps and what they read.", show_default=False),
     ] = None,
 ) -> None:
     """Talk to a model in a session that never outgrows its budget."""
@@ -192,7 +195,9 @@ _mount("bench", "tenure.bench.commands")
 def _option_names(group: TyperGroup, ctx: Any) -> dict[str, str]:
     """``limit`` -> ``--limit``, for the options of the command that was called."""
     command = group.commands.get(ctx.invoked_subcommand or "")
-    return {param.name: param.opts[0] for param in (command.params if command else ()) if param.opts[0][:1] == "-"}
+    return {
+        param.name: param.opts[0] for param in (command.params if command else ()) if param.opts[0][:1] == "-"
+    }
 
 
 def _show(error: TenureError, names: dict[str, str]) -> None:
@@ -211,7 +216,3 @@ def _show(error: TenureError, names: dict[str, str]) -> None:
 def main() -> None:
     """The entry point of the ``tenure`` command."""
     app(prog_name="tenure")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

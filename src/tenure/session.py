@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -127,16 +127,29 @@ class Session:
         cached = common_prefix(self.memory.ids, ids)
         if reply and cached == len(ids):
             cached -= 1  # the last token is computed again for its logits
-        rest = _after(pieces, cached)
-        self._check(rest, upto=cached)
+        rest, inside = _after(pieces, cached)
+        self._check(rest, upto=cached - inside)
         with uninterrupted():
             if cached < len(self.memory.ids):
                 self.logits = None
             self.memory.keep_first(cached)
             self._states = [(0, State())]
+            if inside:
+                rest[0] = self._go_on(rest[0], inside)
             self._enqueue(rest, parsed, transcript, _places(pieces, 0, State(), transcript.snapshot()))
         self.engine.drain([self])
         return cached
+
+    def _go_on(self, piece: Piece, inside: int) -> Piece:
+        """What is left of a piece whose first ``inside`` ids the session has; its span takes the piece's marks."""
+        span, table = self.memory.last_span, self.memory.ledger.spans
+        rest = replace(piece, ids=piece.ids[inside:])
+        if span is None or len(span) != inside or piece.kind == "closing":
+            return replace(rest, span=None) if piece.span in table else rest
+        if piece.span != span.id and (piece.kind, piece.role) != ("prompt", span.role):
+            table.rename(span, self._new_span(piece.span, piece.region, piece.role, None).id)
+        span.region, span.role, span.pin = piece.region, piece.role, piece.pin
+        return replace(rest, kind="closing")
 
     def _enqueue(
         self,
@@ -147,12 +160,13 @@ class Session:
     ) -> list[Span]:
         for message in parsed:
             self._follow(message)
+        named = {piece.span for piece in pieces}
         spans = []
         for piece in pieces:
             span = self.memory.last_span
             # A closing belongs to its message, but may not add to a hard pin, which was checked without it.
             if span is None or piece.kind != "closing" or (span.pin == "hard" and piece.pin != "hard"):
-                span = self._new_span(piece.span, piece.region, piece.role, piece.pin)
+                span = self._new_span(piece.span, piece.region, piece.role, piece.pin, named)
             self.memory.queue(piece.ids, span)
             if piece.kind == "message":
                 spans.append(span)
@@ -180,11 +194,19 @@ class Session:
             ConfigError: an id is not in the vocabulary, or an assistant's turn is open.
             BudgetError: a hard pin does not fit; nothing has changed.
         """
-        new = self._queue_ids(ids, span, region, pin)
+        new = self.queue_ids(ids, span=span, region=region, pin=pin)
         self.engine.drain([self])
         return new
 
-    def _queue_ids(self, ids: Sequence[int], span: str | None, region: Region, pin: Pin | None) -> Span:
+    def queue_ids(
+        self,
+        ids: Sequence[int],
+        *,
+        span: str | None = None,
+        region: Region = Region.OTHER,
+        pin: Pin | None = None,
+    ) -> Span:
+        """Like :meth:`append_ids`, but the tokens wait for the next step of the engine."""
         self._idle()
         if self._transcript is not None and self._transcript.turn_open:
             raise ConfigError("an assistant turn is open", option="ids", way_out="Append a message first")
@@ -211,8 +233,9 @@ class Session:
     @torch.inference_mode()
     def feed(self, ids: Sequence[int]) -> Tensor:
         """Read raw ids and return the logits behind each of them, ``[len(ids), vocabulary]`` fp32."""
+        self._idle()
         self.engine.drain([self])
-        self._queue_ids(ids, None, Region.OTHER, None)
+        self.queue_ids(ids)
         self._collected = []
         try:
             while self.engine.step([self], every_logit=True):
@@ -312,8 +335,7 @@ class Session:
         elif length == len(self.memory.ids):
             self.memory.drop_backlog()
         if text:
-            ids = self.engine.tokenizer(text, add_special_tokens=False)["input_ids"]
-            self.memory.queue(ids, span)
+            self.memory.queue(self._chat().encode(text), span)
 
     def end_turn(self, *, finished: bool = True) -> None:
         """The turn is over: its message is part of the history, its closing tokens come with the next message.
@@ -478,14 +500,23 @@ class Session:
                 taken.add(piece.span)
         self.memory.check_pins(pinned, upto=upto)
 
-    def _new_span(self, name: str | None, region: Region, role: str | None, pin: Pin | None) -> Span:
+    def _new_span(
+        self,
+        name: str | None,
+        region: Region,
+        role: str | None,
+        pin: Pin | None,
+        reserved: Container[str | None] = (),
+    ) -> Span:
         table, waiting = self.memory.ledger.spans, self.memory.waiting_spans
         if name is not None:
             check_span_id(name, table)
             check_span_id(name, waiting)
-        while name is None or name in table or name in waiting:
+        while name is None:
             self._unnamed += 1
             name = f"{role or 'ids'}-{self._unnamed}"
+            if name in table or name in waiting or name in reserved:
+                name = None
         return Span(name, 0, 0, region, role, pin)
 
     def _follow(self, message: Message) -> None:
@@ -532,15 +563,10 @@ def _places(pieces: Iterable[Piece], start: int, before: State, after: State) ->
     return [*places, (start, after)]
 
 
-def _after(pieces: Iterable[Piece], count: int) -> list[Piece]:
-    """What is left of pieces behind their first ``count`` ids; a piece that is cut goes on with its span."""
-    rest = []
-    for piece in pieces:
-        if count >= len(piece.ids) and count:
-            count -= len(piece.ids)
-        elif count:
-            rest.append(replace(piece, ids=piece.ids[count:], kind="closing"))
-            count = 0
-        else:
-            rest.append(piece)
-    return rest
+def _after(pieces: list[Piece], count: int) -> tuple[list[Piece], int]:
+    """The pieces that reach beyond the first ``count`` ids, and how many of the ids lie inside the first of them."""
+    for number, piece in enumerate(pieces):
+        if count < len(piece.ids) or not count:
+            return pieces[number:], count
+        count -= len(piece.ids)
+    return [], 0

@@ -87,6 +87,13 @@ class SpanTable:
         self._starts.append(span.start)
         return span
 
+    def rename(self, span: Span, span_id: str) -> None:
+        """Give a span of the table another id."""
+        if span_id != span.id:
+            check_span_id(span_id, self)
+            self._by_id[span_id] = self._by_id.pop(span.id)
+            span.id = span_id
+
     def index_at(self, logical: int) -> int:
         """Number of the span that holds a logical index."""
         return bisect_right(self._starts, logical) - 1

@@ -101,6 +101,10 @@ class Transcript:
             self._stop_ids = frozenset(self._eos_ids.union(markers[:1]))
         return self._stop_ids
 
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text that goes on in the middle of a session: nothing is added before it."""
+        return self._encoder.encode(text, [(0, len(text))])[0]
+
     def export(self) -> list[dict[str, Any]]:
         """What is known of each message of the history, oldest first, without its text.
 

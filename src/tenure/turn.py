@@ -40,7 +40,8 @@ class Turn:
         self._span = span
         self._start = start
         self._sampler = Sampler(options)
-        self._stream = TextStream(session.engine.tokenizer, stop=options.stop, stop_ids=session.stop_ids)
+        self._stop_ids = session.stop_ids
+        self._stream = TextStream(session.engine.tokenizer, stop=options.stop, stop_ids=self._stop_ids)
         self._pieces: list[str] = []
         self._closed = False
         self._taken = 0
@@ -58,7 +59,7 @@ class Turn:
     def accept(self, logits: Tensor) -> None:
         """Sample the next token from fp32 logits ``[vocabulary]``."""
         token = self._sampler(logits)
-        if token in self.session.stop_ids:
+        if token in self._stop_ids:
             # Never entered: the template's own closing tokens end the turn.
             self.reason = "stop"
             return

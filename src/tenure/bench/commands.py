@@ -15,6 +15,7 @@ app = typer.Typer(no_args_is_help=True, help="Measure speed, and what sessions s
 Model = Annotated[str, typer.Option(help="A name of `tenure models list`, a folder, a GGUF file or a hub id.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON, as the last line.")]
 Record = Annotated[Path | None, typer.Option(help="Also write the result with machine and commit to this file.")]
+_PEERS = "tenure,transformers,transformers-truncated,llama.cpp-fa,llama.cpp,vllm"
 _PARTS = "fill,decode,policies,long"
 
 
@@ -46,6 +47,54 @@ def speed(
     with console.status("loading") as status:
         result = bench.run(config, status.update, parts=wanted)
     _finish("speed", bench.config_json(config), result, record, as_json)
+
+
+@app.command()
+def peers(
+    model: Model = "smollm2-135m",
+    names: Annotated[str, typer.Option("--peers", help="Which, separated by commas.")] = _PEERS,
+    turns: Annotated[int, typer.Option(help="Turns of the session.")] = 50,
+    tokens: Annotated[int, typer.Option(help="New tokens a turn.")] = 2000,
+    write: Annotated[int, typer.Option(help="Tokens written a turn.")] = 100,
+    budget: Annotated[int, typer.Option(help="Slots of Tenure's session.")] = 2048,
+    threads: Annotated[int, typer.Option(help="Threads of each peer.")] = 2,
+    seed: Annotated[int, typer.Option(help="Of the session.")] = 0,
+    record: Record = None,
+    as_json: AsJson = False,
+) -> None:
+    """One agent session in Tenure, transformers, llama.cpp and vLLM, turn by turn. Makes their environments."""
+    from tenure.bench.peers import drive
+
+    console = Console(stderr=True)
+    with console.status("preparing") as status:
+        result = drive.run(
+            model,
+            [name.strip() for name in names.split(",")],
+            turns=turns,
+            tokens=tokens,
+            write=write,
+            budget=budget,
+            threads=threads,
+            seed=seed,
+            note=status.update,
+        )
+    config = {"turns": turns, "tokens": tokens, "write": write, "budget": budget, "threads": threads, "seed": seed}
+    _finish("peers", config, result, record, as_json)
+
+
+@app.command()
+def weights(
+    model: Model = "qwen2.5-coder-0.5b",
+    tokens: Annotated[int, typer.Option(help="Length of the text.")] = 1024,
+    record: Record = None,
+    as_json: AsJson = False,
+) -> None:
+    """What bf16 and int8 weights change against fp32, on real text."""
+    from tenure.bench import weights as bench
+
+    with Console(stderr=True).status("fp32") as status:
+        result = bench.run(model, tokens=tokens, note=status.update)
+    _finish("weights", {"model": model, "tokens": tokens}, result, record, as_json)
 
 
 @app.command()

@@ -121,6 +121,8 @@ class RowSegment:
         """Raw keys, values and rotated keys of a layer, ``[G, capacity, D]``; only with the rotated copy."""
         if self.rotated is None:
             raise IntegrityError("the session keeps no rotated copy of its keys")
+        if self.rows >= self.capacity:
+            raise IntegrityError(f"{self.rows + 1} rows do not fit a slab of {self.capacity}")
         return self.raw[layer], self.values[layer], self.rotated[layer]
 
     def attend(self, layer: int, q: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:

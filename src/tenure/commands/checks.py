@@ -80,7 +80,9 @@ def _open(engine: Engine, **options: Any) -> Session:
 def _worst(a: Tensor, b: Tensor) -> float:
     """Largest difference; infinite where one of them is not finite."""
     worst = 0.0
-    for left, right in zip(a.split(256), b.split(256), strict=True):  # a vocabulary makes large temporaries
+    for left, right in zip(
+        torch.split(a, 256), torch.split(b, 256), strict=True
+    ):  # a vocabulary makes large temporaries
         difference = float((left - right).abs().max())
         worst = max(worst, difference if math.isfinite(difference) else math.inf)
     return worst
@@ -132,15 +134,15 @@ def rotation(ours: Recorded, stock: Tensor) -> Check:
     """The engine's logits over three turns against the stock model's, and 64 greedy ids."""
     error = _worst(ours.logits, stock)
     choice = stock[ours.prompt - 1 : -1].argmax(-1).tolist()
-    # Equal at every place, given the same ids before it: then a greedy run of the stock model is the same run.
+    # Equal at every place, given the same ids before it: a greedy run of the stock model is the same run.
     same = sum(a == b for a, b in zip(choice, ours.ids[ours.prompt :], strict=True))
     return Check(
         "rotation",
         error <= LOGITS and same == GREEDY,
         error,
         LOGITS,
-        f"logits of {ours.prompt} tokens in {len(TURNS)} turns and {GREEDY} answered ones, raw keys rotated when "
-        f"read, against the stock model; {same} of {GREEDY} greedy ids equal; logits reach {stock.abs().max():.0f}",
+        f"logits of {ours.prompt} tokens in {len(TURNS)} turns and {GREEDY} answered ones against the stock "
+        f"model; {same} of {GREEDY} greedy ids equal; logits reach {stock.abs().max():.0f}",
     )
 
 
@@ -159,7 +161,7 @@ def shifts(engine: Engine, ours: Recorded) -> Check:
         max(errors.values()) <= LOGITS,
         max(errors.values()),
         LOGITS,
-        f"{len(ids)} tokens moved to other positions, error as a share of the largest logit {scale:.0f}: {shown}",
+        f"{len(ids)} tokens at other positions, error as a share of the largest logit {scale:.0f}: {shown}",
     )
 
 
@@ -180,13 +182,16 @@ def masks(engine: Engine, ours: Recorded) -> Check:
     ]
     identical = torch.equal(first[:-1], other[:-1]) and not leaks
     error = _worst(last[-1:], first[-1:])
-    where = f"layer {leaks[0]} is the first that leaks" if leaks else f"no leak in {engine.layout.layers} layers"
+    where = (
+        f"layer {leaks[0]} is the first that leaks" if leaks else f"no leak in {engine.layout.layers} layers"
+    )
     return Check(
         "masks",
         identical and error <= LOGITS,
         error,
         LOGITS,
-        f"another last token leaves all earlier rows and logits bit-identical: {'yes' if identical else 'NO'}, {where}; "
+        f"another last token leaves earlier rows and logits bit-identical: {'yes' if identical else 'NO'}, "
+        f"{where}; "
         f"{len(ids)} tokens in pieces of 17 against one piece: {error:.1e}",
     )
 
@@ -209,7 +214,10 @@ def reuse(engine: Engine) -> Check:
         computed += _drain(engine, session)
         ids = session.memory.ids.tolist()
     told = [questions[0], turn.text, questions[1]]
-    chat = [{"role": role, "content": text} for role, text in zip(("user", "assistant", "user"), told, strict=True)]
+    chat = [
+        {"role": role, "content": text}
+        for role, text in zip(("user", "assistant", "user"), told, strict=True)
+    ]
     want = _render(tokenizer, chat)
     behind = len(ids) - prompt - len(turn.ids)
     rest = want[len(want) - behind :]
@@ -222,8 +230,8 @@ def reuse(engine: Engine) -> Check:
         extra == 0 and differ == 0,
         float(differ + max(0, extra)),
         0.0,
-        f"{computed} tokens computed for {len(ids)} of two turns; ids equal the template's own rendering in all but "
-        f"{differ} places{note}",
+        f"{computed} tokens computed for {len(ids)} of two turns; ids equal the template's rendering in all "
+        f"but {differ} places{note}",
     )
 
 
@@ -248,10 +256,14 @@ def markers(engine: Engine) -> Check:
         return Check("tokenizer", True, None, None, "skipped: the model has no chat template")
     chat = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good day"}]
     text = tokenizer.apply_chat_template(chat, tokenize=False)
-    special = {token.content: place for place, token in tokenizer.added_tokens_decoder.items() if token.special}
+    special = {
+        token.content: place for place, token in tokenizer.added_tokens_decoder.items() if token.special
+    }
     used = sorted(marker for marker in special if marker in text)
     split = [
-        marker for marker in used if tokenizer(marker, add_special_tokens=False)["input_ids"] != [special[marker]]
+        marker
+        for marker in used
+        if tokenizer(marker, add_special_tokens=False)["input_ids"] != [special[marker]]
     ]
     with engine.session(policy="full", positions="logical") as session:
         session.append([{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good day"}])
@@ -305,8 +317,9 @@ def eviction(engine: Engine) -> Check:
         grown == 0 and finite and fits and not problem,
         grown,
         0.0,
-        f"bytes that the cache of {stats.kv_bytes:,} grew by over {stats.tokens} tokens with budget 128; {stats.evicted} "
-        f"evicted, {stats.renumbers} renumberings, {'finite' if finite else 'NOT FINITE'}{problem}",
+        f"bytes by which the cache of {stats.kv_bytes:,} grew over {stats.tokens} tokens, budget 128; "
+        f"{stats.evicted} evicted, {stats.renumbers} renumberings, "
+        f"{'finite' if finite else 'NOT FINITE'}{problem}",
     )
 
 
@@ -333,10 +346,8 @@ def speed(engine: Engine, ours: Recorded) -> Check:
     started = time.perf_counter()
     session.append_ids(ids)
     prefill = len(ids) / (time.perf_counter() - started)
-    logits = session.logits
     started = time.perf_counter()
-    for _ in range(_DECODED):
-        logits = session.feed([0 if logits is None else int(logits[-1].argmax())])
+    session.force(ids[:_DECODED])
     decode = _DECODED / (time.perf_counter() - started)
     logits = _open(engine).feed(conversation)
     finite = bool(logits.isfinite().all() and session.logits is not None and session.logits.isfinite().all())
@@ -347,8 +358,7 @@ def speed(engine: Engine, ours: Recorded) -> Check:
         finite,
         round(decode, 1),
         None,
-        f"{dtype} on {engine.layout.device}: {prefill:,.0f} tokens/s reading, {decode:,.1f} tokens/s answering at "
-        f"{session.stats().resident:,} slots; likeliest token as in fp32 at {agree:.1%} of {ours.prompt} places"
+        f"{dtype} on {engine.layout.device}: {prefill:,.0f} tokens/s reading, {decode:,.1f} answering "
+        f"at {session.stats().resident:,} slots; likeliest token as in fp32 at {agree:.1%} of places"
         + ("" if finite else "; NOT FINITE"),
     )
-

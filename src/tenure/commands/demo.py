@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tenure.sessionfile import Probe, SessionFile
     from tenure.turn import Turn
 
-ARMS: dict[str, dict[str, str]] = {
+ARMS: dict[str, dict[str, Any]] = {
     "h2o": {"policy": "h2o", "positions": "logical"},
     "foresight": {"policy": "foresight", "positions": "logical"},
     "pace": {"policy": "foresight", "positions": "bounded"},
@@ -82,10 +82,13 @@ def run(
     file = build_demo(engine.tokenizer, tokens, seed)
     console = Console(stderr=True)
     if not as_json:
-        introduce( file, budget, tokens, model.model)
+        introduce(file, budget, tokens, model.model)
     with _bars(console) as bars:
         started = perf_counter()
-        arms = [Arm(name, engine.session(config, plan=file.plan()), [], [], [], []) for name, config in configs.items()]
+        arms = [
+            Arm(name, engine.session(config, plan=file.plan()), [], [], [], [])
+            for name, config in configs.items()
+        ]
         _read(engine, arms, file, bars)
         reading = perf_counter() - started
         _ask(engine, arms, file.probes, bars, max_tokens)
@@ -107,7 +110,9 @@ def _read(engine: Engine, arms: list[Arm], file: SessionFile, bars: Progress) ->
             bars.update(task, completed=sum(map(len, sessions)), total=total)
 
 
-def _ask(engine: Engine, arms: list[Arm], probes: list[Probe], bars: Progress, max_tokens: int | None) -> None:
+def _ask(
+    engine: Engine, arms: list[Arm], probes: list[Probe], bars: Progress, max_tokens: int | None
+) -> None:
     """Every probe in a fork of every arm; as many at once as a few GB of forks allow."""
     limits = [max_tokens or probe.max_tokens or MAX_TOKENS for probe in probes]
     task = bars.add_task(f"answering {len(arms) * len(probes)} questions", total=len(arms) * sum(limits))

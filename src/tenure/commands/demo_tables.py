@@ -23,8 +23,9 @@ _ABOUT = {
 def introduce(file: SessionFile, budget: int, tokens: int, model: str) -> None:
     """What is about to happen."""
     Console(highlight=False).print(
-        f"[bold]{model}[/] reads {len(file.messages)} messages, about {tokens:,} tokens: three definitions, then source "
-        f"files.\nThe cache keeps {budget:,} slots. Then it is asked {len(file.probes)} questions about the definitions."
+        f"[bold]{model}[/] reads {len(file.messages)} messages, about {tokens:,} tokens: three definitions, "
+        f"then source files.\nThe cache keeps {budget:,} slots. At the end come {len(file.probes)} questions "
+        "about the definitions."
     )
 
 
@@ -63,7 +64,8 @@ def show(arms: list[Arm], probes: list[Probe], reading: float, seconds: float) -
     tokens = sum(len(arm.session) for arm in arms)
     answered = sum(arm.answered for arm in arms)
     console.print(
-        f"{seconds:,.0f} s for all arms: {tokens:,} tokens read in {reading:,.0f} s ({tokens / reading:,.0f}/s), "
-        f"{answered:,} answered in {seconds - reading:,.0f} s ({answered / (seconds - reading):,.0f}/s).",
+        f"{seconds:,.0f} s for all arms: {tokens:,} tokens read in {reading:,.0f} s "
+        f"({tokens / reading:,.0f}/s), {answered:,} answered in {seconds - reading:,.0f} s "
+        f"({answered / (seconds - reading):,.0f}/s).",
         highlight=False,
     )

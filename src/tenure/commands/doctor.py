@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -12,6 +11,8 @@ import typer
 from tenure.commands.options import quiet_transformers
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tenure.commands.checks import Check
 
 
@@ -32,11 +33,16 @@ def run(model: str, dtype: str, device: str, *, as_json: bool) -> int:
         typer.echo(json.dumps({"model": model, "checks": shown, "pass": passed}))
     else:
         failed = sum(not check.passed for check in checks)
-        typer.echo(f"\n{model}: " + (f"all {len(checks)} checks pass" if passed else f"{failed} of {len(checks)} FAIL"))
+        typer.echo(
+            f"\n{model}: "
+            + (f"all {len(checks)} checks pass" if passed else f"{failed} of {len(checks)} FAIL")
+        )
     return 0 if passed else 1
 
 
-def examine(model: str, dtype: str = "auto", device: str = "cpu", tell: Any = lambda text: None) -> Iterator[Check]:
+def examine(
+    model: str, dtype: str = "auto", device: str = "cpu", tell: Any = lambda text: None
+) -> Iterator[Check]:
     """Run all checks, one copy of the model in memory at a time.
 
     Args:
@@ -76,7 +82,9 @@ def examine(model: str, dtype: str = "auto", device: str = "cpu", tell: Any = la
     if executor == "fused":
         tell("reading three turns with transformers' own forward")
         # Its logits are saved: now the same copy can be hooked.
-        engine = Engine(stock, tokenizer, config=EngineConfig(device=device, executor="transformers"), name=model)
+        engine = Engine(
+            stock, tokenizer, config=EngineConfig(device=device, executor="transformers"), name=model
+        )
         theirs = checks.record(engine, forced=ours.ids[ours.prompt :])
         del engine
     yield checks.executors(ours, theirs, executor)
@@ -106,7 +114,11 @@ def _print(check: Check) -> None:
         (f"{check.name:<16}  ", "bold"),
     )
     if check.measured is not None and check.threshold is not None:
-        line.append(f"{check.measured:.1e} <= {check.threshold:.0e}" if check.passed else f"{check.measured:.1e} > {check.threshold:.0e}")
+        line.append(
+            f"{check.measured:.1e} <= {check.threshold:.0e}"
+            if check.passed
+            else f"{check.measured:.1e} > {check.threshold:.0e}"
+        )
         line.append("  ")
     line.append(check.detail, style="dim")
     Console(highlight=False).print(line, soft_wrap=True)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -15,22 +13,32 @@ from tenure.commands.view import RunView
 from tenure.errors import PlanError
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from rich.console import Group
 
     from tenure.report import SpanReport
 
-_REASONS = {
-    "budget": "budget: others scored higher",
-    "plan": "plan: nearer readers filled the budget",
-    "expired": "expired: no step reads it any more",
-    "rollback": "rollback: layers were cut to one length",
+REASONS = {
+    "budget": "no step reads it, and other slots scored higher",
+    "plan": "a step will read it, but what is read sooner filled the budget",
+    "expired": "every step that read it was done",
+    "rollback": "taking back tokens cut all layers to one length",
 }
+"""What the reasons of an eviction mean."""
 
 
 def run(
-    path: Path, model: ModelOptions, memory: MemoryOptions, *, span: str | None, upto: str | None, as_json: bool
+    path: Path,
+    model: ModelOptions,
+    memory: MemoryOptions,
+    *,
+    span: str | None,
+    upto: str | None,
+    as_json: bool,
 ) -> None:
-    """Play the file without asking its probes, and print a row for each span; see ``tenure explain --help``."""
+    """Play the file without asking its probes, and print a row for each span."""
     file = sessionfile.load(path)
     config = memory.session_config()
     if upto is not None and upto not in file.plan():
@@ -46,10 +54,15 @@ def run(
         for _ in player.play(upto=upto, ask=False):
             pass
     session = player.session
-    reports = [session.explain(name) for name in ([span] if span else [one.id for one in session.memory.ledger.spans])]
+    reports = [
+        session.explain(name)
+        for name in ([span] if span else [one.id for one in session.memory.ledger.spans])
+    ]
     if as_json:
         stats = session.stats().to_json()
-        typer.echo(json.dumps({"model": model.model, "spans": [one.to_json() for one in reports], "stats": stats}))
+        typer.echo(
+            json.dumps({"model": model.model, "spans": [one.to_json() for one in reports], "stats": stats})
+        )
         return
     console = Console()
     console.print(spans_table(reports))
@@ -59,26 +72,35 @@ def run(
         console.print(f"resident by layer: {layers}", style="dim", highlight=False)
 
 
-def spans_table(reports: Iterable[SpanReport]) -> Table:
-    """A row for each span."""
+def spans_table(reports: Sequence[SpanReport]) -> Group:
+    """A row for each span, and below what the reasons mean."""
+    from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table("span", "region", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("span", overflow="fold")
+    table.add_column("region", overflow="fold")
     for name in ("tokens", "resident", "positions", "gap"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("read next by")
-    table.add_column("lost to")
+    table.add_column("read by", overflow="fold")
+    table.add_column("lost to", overflow="fold")
     for one in reports:
-        style = "dim" if one.resident == 0 else ""
+        # Losses are counted in every layer that keeps its own set.
+        slots = max(1, one.tokens * len(one.resident_by_layer))
+        lost = (f"{reason} {count / slots:.0%}" for reason, count in one.evicted.items())
+        more = f" +{len(one.readers) - 1}" if len(one.readers) > 1 else ""
         table.add_row(
             one.id,
-            one.region + (f", {one.pin} pin" if one.pin else ""),
+            one.region + (f" ({one.pin} pin)" if one.pin else ""),
             f"{one.tokens:,}",
             f"{one.resident:.0%}",
-            "-" if one.positions is None else f"{one.positions[0]:,}-{one.positions[1]:,}",
+            "-" if one.positions is None else "{:,}-{:,}".format(*one.positions),
             "-" if one.rotary_gap is None else f"{one.rotary_gap:,.0f}",
-            ", ".join(one.readers[:3]) + (", ..." if len(one.readers) > 3 else "") or "-",
-            "; ".join(_REASONS.get(reason, reason) for reason in one.evicted) or "-",
-            style=style,
+            one.readers[0] + more if one.readers else "-",
+            ", ".join(lost) or "-",
+            style="dim" if one.resident == 0 else "",
         )
-    return table
+    met = [reason for reason in REASONS if any(reason in one.evicted for one in reports)]
+    legend = [Text(f"{reason:<9} {REASONS[reason]}", style="dim") for reason in met]
+    return Group(table, *([Text(), *legend] if legend else []))

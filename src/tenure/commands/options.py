@@ -9,9 +9,8 @@ import functools
 import inspect
 import json
 import tomllib
-from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - typer reads it from the annotations
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
@@ -20,6 +19,8 @@ from tenure.config import EngineConfig, SessionConfig
 from tenure.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tenure.engine import Engine
     from tenure.sampling import SamplingOptions
 
@@ -60,9 +61,23 @@ Device = Annotated[
         rich_help_panel=_MODEL,
     ),
 ]
+Weights = Annotated[
+    str | None,
+    typer.Option(
+        help="int8 stores the projections in half the bytes (CPU only, needs a C compiler).",
+        show_default=False,
+        rich_help_panel=_MODEL,
+    ),
+]
 Threads = Annotated[
     int | None,
-    typer.Option(help="CPU threads.", show_default=False, envvar="TENURE_THREADS", show_envvar=False, rich_help_panel=_MODEL),
+    typer.Option(
+        help="CPU threads.",
+        show_default=False,
+        envvar="TENURE_THREADS",
+        show_envvar=False,
+        rich_help_panel=_MODEL,
+    ),
 ]
 
 
@@ -78,6 +93,7 @@ class ModelOptions:
     dtype: Dtype = None
     device: Device = None
     threads: Threads = None
+    weights: Weights = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,13 +116,15 @@ class MemoryOptions:
     policy_option: Annotated[
         list[str] | None, _memory("KEY=VALUE, an option of the policy; may be repeated.")
     ] = None
-    positions: Annotated[
-        str | None, _memory(f"bounded, logical or compact ({SessionConfig.positions}).")
-    ] = None
+    positions: Annotated[str | None, _memory(f"bounded, logical or compact ({SessionConfig.positions}).")] = (
+        None
+    )
     limit: Annotated[
         int | None, _memory("Bounded positions stay below it (the least power of two that is enough).")
     ] = None
-    chunk: Annotated[int | None, _memory(f"Tokens a forward while text is read ({SessionConfig.chunk}).")] = None
+    chunk: Annotated[int | None, _memory(f"Tokens a forward while text is read ({SessionConfig.chunk}).")] = (
+        None
+    )
     slack: Annotated[
         int | None, _memory(f"Slots that an answer may use over the budget ({SessionConfig.slack}).")
     ] = None
@@ -115,7 +133,8 @@ class MemoryOptions:
         str | None, _memory("One kept set for the whole session, or one a layer: session or layer.")
     ] = None
     config: Annotated[
-        Path | None, _memory("TOML file with tables [engine] and [session]; other options win.".replace("[", r"\["))
+        Path | None,
+        _memory("TOML file with tables [engine] and [session]; other options win.".replace("[", r"\[")),
     ] = None
 
     def session_config(self) -> SessionConfig:
@@ -126,7 +145,9 @@ class MemoryOptions:
         """
         from tenure.policies import make_policy
 
-        given = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("policy_option", "config")}
+        given = {
+            f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("policy_option", "config")
+        }
         given = {name: value for name, value in given.items() if value is not None}
         if self.policy_option:
             given["policy_options"] = dict(map(_key_value, self.policy_option))
@@ -140,19 +161,28 @@ class SamplingFlags:
     """How answers are drawn."""
 
     max_tokens: Annotated[
-        int | None, typer.Option(help="Longest answer, whatever the file says.", show_default=False, rich_help_panel=_ANSWERS)
+        int | None,
+        typer.Option(
+            help="Longest answer, whatever the file says.", show_default=False, rich_help_panel=_ANSWERS
+        ),
     ] = None
     temperature: Annotated[
         float, typer.Option(help="0 always takes the likeliest token.", rich_help_panel=_ANSWERS)
     ] = 0.0
-    top_p: Annotated[float, typer.Option(help="Nucleus sampling; 1 takes all.", rich_help_panel=_ANSWERS)] = 1.0
+    top_p: Annotated[float, typer.Option(help="Nucleus sampling; 1 takes all.", rich_help_panel=_ANSWERS)] = (
+        1.0
+    )
     min_p: Annotated[
         float, typer.Option(help="Least share of the top probability; 0 takes all.", rich_help_panel=_ANSWERS)
     ] = 0.0
-    seed: Annotated[int | None, typer.Option(help="Of the draw.", show_default=False, rich_help_panel=_ANSWERS)] = None
+    seed: Annotated[
+        int | None, typer.Option(help="Of the draw.", show_default=False, rich_help_panel=_ANSWERS)
+    ] = None
     stop: Annotated[
         list[str] | None,
-        typer.Option(help="Text that ends an answer; may be repeated.", show_default=False, rich_help_panel=_ANSWERS),
+        typer.Option(
+            help="Text that ends an answer; may be repeated.", show_default=False, rich_help_panel=_ANSWERS
+        ),
     ] = None
 
     def options(self) -> SamplingOptions:
@@ -212,7 +242,9 @@ def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 def _key_value(text: str) -> tuple[str, Any]:
     name, found, value = text.partition("=")
     if not found or not name:
-        raise ConfigError(f"{text!r} is not KEY=VALUE", option="policy_option", way_out="Give, for example, mode=paper")
+        raise ConfigError(
+            f"{text!r} is not KEY=VALUE", option="policy_option", way_out="Give, for example, mode=paper"
+        )
     try:
         return name, json.loads(value)  # numbers and true/false; anything else is a text
     except ValueError:
@@ -228,7 +260,7 @@ def load_engine(options: ModelOptions, file: Path | None = None) -> Engine:
     """
     from tenure.engine import Engine
 
-    given = {"dtype": options.dtype, "device": options.device, "threads": options.threads}
+    given = {name: getattr(options, name) for name in ("dtype", "device", "threads", "weights")}
     config = {**_engine_table(file), **{name: value for name, value in given.items() if value is not None}}
     quiet_transformers()
     return Engine.load(options.model, **config)
@@ -241,9 +273,9 @@ def _engine_table(file: Path | None) -> dict[str, Any]:
     table = tomllib.loads(file.read_text(encoding="utf-8")).get("engine", {})
     known = [field.name for field in fields(EngineConfig)]
     if unknown := sorted(set(table) - set(known)):
-        raise ConfigError(f"unknown option {unknown[0]!r}", option=str(file), way_out="Known: " + ", ".join(known))
-    if not isinstance(table.get("threads", 1), int):
-        raise ConfigError(f"{table['threads']!r} is not a whole number", option="threads")
+        raise ConfigError(
+            f"unknown option {unknown[0]!r}", option=str(file), way_out="Known: " + ", ".join(known)
+        )
     return dict(table)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -15,6 +14,8 @@ from tenure.sampling import SamplingOptions
 from tenure.sessionfile import Probe, SessionFile
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
     from tenure.config import SessionConfig
     from tenure.engine import Engine
     from tenure.session import Session
@@ -32,7 +33,7 @@ class Answer:
         probe: the question.
         text: the answer, possibly cut short.
         found: for each expected text whether the answer holds it.
-        residency: resident share of the spans that the probe reads, when the answer began; None if it reads none.
+        residency: resident share of the spans that the probe reads, when the answer began; None without any.
         rotary_gap: mean distance from the answer's first token to what is left of these spans.
         tokens: length of the answer.
         reason: why it ended: ``stop``, ``length`` or ``cancel``.
@@ -68,9 +69,9 @@ class Answer:
 class Player:
     """One session file on one session.
 
-    The plan of the file is known from the start, as an agent's plan is. Messages are read in full chunks, up to a
-    change of step or a probe. A probe is asked in a fork with its step begun there; in the session itself its step
-    only becomes finished, so that a probe changes nothing but what is still to be read.
+    The plan of the file is known from the start, as an agent's plan is. Messages are read in full chunks, up
+    to a change of step or a probe. A probe is asked in a fork, where its step begins; in the session itself
+    its step only becomes finished, so that a probe changes nothing but what is still to be read.
 
     Args:
         engine: the model.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -14,6 +13,8 @@ from tenure.commands.options import MemoryOptions, ModelOptions, SamplingFlags, 
 from tenure.commands.view import RunView
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tenure.commands.play import Answer, Player
 
 
@@ -33,7 +34,9 @@ def run(
     from tenure.commands.play import Player
 
     engine = load_engine(model, memory.config)
-    title = f"{path.name}: {model.model}, {config.policy}, {config.positions} positions, budget {config.budget}"
+    title = (
+        f"{path.name}: {model.model}, {config.policy}, {config.positions} positions, budget {config.budget}"
+    )
     with RunView(title, quiet=quiet) as view:
         streams = not view.active and not as_json
         player = Player(
@@ -105,7 +108,9 @@ def _summary(result: dict[str, Any], interrupted: bool) -> str:
     stats = result["stats"]
     facts = f"{result['facts_found']} of {result['facts_total']} facts, " if result["facts_total"] else ""
     return (
-        f"\n{'Interrupted. ' if interrupted else ''}{facts}{result['tokens']:,} tokens in {result['seconds']:,.0f} s, "
-        f"{stats['resident']:,} slots resident, {stats['evicted']:,} evicted; cache {result['kv_bytes'] / 1e6:,.1f} MB, "
-        f"keys and values of all tokens {result['full_kv_bytes'] / 1e6:,.1f} MB\n"
+        f"\n{'Interrupted. ' if interrupted else ''}{facts}{result['tokens']:,} tokens in "
+        f"{result['seconds']:,.0f} s, {stats['resident']:,} slots resident, "
+        f"{stats['evicted']:,} evicted; cache "
+        f"{result['kv_bytes'] / 1e6:,.1f} MB, keys and values of all tokens "
+        f"{result['full_kv_bytes'] / 1e6:,.1f} MB\n"
     )

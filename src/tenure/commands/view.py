@@ -22,7 +22,7 @@ _SHARE = 0.01
 
 
 class RunView:
-    """Redraws itself a few times a second on stderr, if that is a terminal, and never costs more than 1 % of the run.
+    """Redraws itself a few times a second on stderr, if that is a terminal, and takes 1 % of the run at most.
 
     A context manager. Without a terminal, or when ``quiet``, it draws nothing.
 
@@ -35,26 +35,38 @@ class RunView:
         self.console = Console(stderr=True)
         self.active = self.console.is_terminal and not quiet
         self._title = title
-        # Answers go to the real stdout: rich must not redirect it to the terminal.
-        self._live = Live(
-            console=self.console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
-        )
+        self._live: Live | None = None
         self._next = 0.0
         self._speed: deque[tuple[float, int]] = deque(maxlen=12)
 
     def __enter__(self) -> RunView:
-        if self.active:
-            self._live.start()
+        self._start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._stop()
+
+    def _start(self) -> None:
         if self.active:
+            # Answers go to the real stdout: rich must not redirect it to the terminal.
+            self._live = Live(
+                console=self.console,
+                auto_refresh=False,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._live.start()
+
+    def _stop(self) -> None:
+        if self._live is not None:
             self._live.stop()
+            self._live = None  # a stopped one would erase, when started again, what was printed since
 
     def tick(self, player: Player) -> None:
         """Draw if it is time to."""
         now = perf_counter()
-        if not self.active or now < self._next:
+        if self._live is None or now < self._next:
             return
         self._speed.append((now, player.computed))
         self._live.update(self._draw(player), refresh=True)
@@ -62,13 +74,13 @@ class RunView:
 
     def write(self, text: str) -> None:
         """Print to stdout; the view gives way where both are one terminal."""
-        shared = self.active and sys.stdout.isatty()
+        shared = self._live is not None and sys.stdout.isatty()
         if shared:
-            self._live.stop()
+            self._stop()
         sys.stdout.write(text)
         sys.stdout.flush()
         if shared:
-            self._live.start()
+            self._start()
 
     def _draw(self, player: Player) -> RenderableType:
         stats = player.session.stats()
@@ -80,9 +92,15 @@ class RunView:
         current = player.session.plan.current
         step = player.asking.step if player.asking else current.id if current else "-"
         rows.add_row(
-            "file", _bar(player.progress, entries), f"{int(player.progress)} of {entries} entries, step {step}"
+            "file",
+            _bar(player.progress, entries),
+            f"{int(player.progress)} of {entries} entries, step {step}",
         )
-        slots = f"{stats.resident:,} slots" if stats.budget is None else f"{stats.resident:,} of {stats.budget:,} slots"
+        slots = (
+            f"{stats.resident:,} slots"
+            if stats.budget is None
+            else f"{stats.resident:,} of {stats.budget:,} slots"
+        )
         rows.add_row(
             "budget",
             _bar(stats.resident, stats.budget or stats.resident),

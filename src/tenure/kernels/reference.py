@@ -29,8 +29,13 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     rotary = x[..., : 2 * half].float()
     x1, x2 = rotary[..., :half], rotary[..., half:]
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    out[..., :half] = torch.addcmul(x1 * cos, x2, sin, value=-1)
-    out[..., half : 2 * half] = torch.addcmul(x2 * cos, x1, sin)
+    if x.dtype == torch.float32:
+        # Each product is rounded by itself, as in the stock models: then fp32 logits equal theirs to the bit.
+        out[..., :half] = x1 * cos - x2 * sin
+        out[..., half : 2 * half] = x2 * cos + x1 * sin
+    else:
+        out[..., :half] = torch.addcmul(x1 * cos, x2, sin, value=-1)
+        out[..., half : 2 * half] = torch.addcmul(x2 * cos, x1, sin)
     if 2 * half < x.shape[-1]:
         out[..., 2 * half :] = x[..., 2 * half :]
     return out

@@ -85,6 +85,20 @@ def resolve(
     raise unknown_model(name)
 
 
+def gguf_file(name: str) -> Path:
+    """The GGUF file of a named model, for engines that read it. Fetched again if its conversion is all there is.
+
+    Raises:
+        ModelError: not a named model, or a damaged file.
+        DownloadError: it could not be fetched.
+    """
+    if name not in CATALOG:
+        raise unknown_model(name)
+    store = Store.at()
+    with TerminalProgress() as bars, store.lock(name, lambda: bars(_waiting(name))), store.disk_errors():
+        return fetch_gguf(CATALOG[name], store.root / "gguf" / name, bars)
+
+
 def _path_of(name: str) -> tuple[Path, Literal["folder", "file", "nothing"]]:
     try:
         path = Path(name).expanduser()

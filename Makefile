@@ -1,0 +1,32 @@
+# On a fresh machine `make demo` and `make test` set everything up by themselves, once.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test slow lint clean
+
+demo: $(READY)
+	$(BIN)/tenure demo
+
+test: $(READY)
+	$(BIN)/python -m pytest -m "not slow"
+
+slow: $(READY)
+	$(BIN)/python -m pytest -m slow
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# torch is named here so that its release is the pinned one whatever the rest asks for.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Tenure needs Python 3.11 or later: make PYTHON=python3.11")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt "torch==2.13.0" -e ".[dev]"
+	@touch $(READY)

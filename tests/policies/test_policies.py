@@ -1,0 +1,451 @@
+"""Every policy against a reference that looks at one slot after another."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tenure import Plan, Step
+from tenure.errors import ConfigError
+from tenure.policies import POLICIES, Policy, View, make_policy, select
+from tenure.policies.base import ascending
+
+from tests.conftest import random_ids
+from tests.oracles import check_ledger
+
+EVICTING = [name for name in POLICIES if name != "full"]
+
+
+# -- the reference -----------------------------------------------------------------------------------
+
+
+def splitmix(logical: int, seed: int) -> int:
+    """The finaliser of splitmix64 on an odd multiple of the index, in Python's own integers."""
+    mask = 2**64 - 1
+    x = (logical * 0x9E3779B97F4A7C15 + seed) & mask
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & mask
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & mask
+    x ^= x >> 31
+    return x - 2**64 if x >= 2**63 else x
+
+
+def naive_key(name, options, slots, row):
+    """What a policy orders slots by; higher stays."""
+    slot = slots[row]
+    if name == "random":
+        return splitmix(slot["logical"], options.get("seed", 0))
+    if name == "recency":
+        return slot["logical"]
+    if name == "snapkv":
+        half = options.get("kernel", 5) // 2
+        near = [s["score"] for s in slots[max(0, row - half) : row + half + 1]]
+        return float(np.float32(sum(near)) / np.float32(len(near)))
+    delta = slot["reader"]
+    if name == "foresight" and options.get("mode") == "paper":
+        bonus = 0.0 if delta < 0 else options.get("phi", 1e5) / 2 * (1 + 1 / (1 + delta))
+        return float(np.float32(slot["score"]) + np.float32(bonus))
+    if name == "foresight":
+        return (delta >= 0, -delta if delta >= 0 else 0, slot["score"])
+    return slot["score"]
+
+
+def naive_recent(name, options, groups, budget):
+    """How many of the newest slots a policy protects."""
+    share = int(budget * options.get("recent_ratio", 0.5))
+    if name == "random":
+        return share
+    if name == "h2o":
+        return max(1, share)
+    if name == "foresight":
+        share = max(1, share)
+        if options.get("mode") == "paper":
+            return share
+        planned = max(sum(slot["reader"] >= 0 for slot in slots) for slots in groups)
+        floor = min(options.get("min_recent", 256), max(1, budget // 4))
+        return min(share, max(floor, budget - planned))
+    return {"snapkv": min(options.get("window", 64), budget // 2), "tova": 1, "recency": 0}[name]
+
+
+def naive_select(name, options, groups, budget, sinks):
+    """Rows that stay, one list a group."""
+    recent = naive_recent(name, options, groups, budget)
+    kept = []
+    for slots in groups:
+
+        def order(row, slots=slots):
+            slot = slots[row]
+            key = naive_key(name, options, slots, row)
+            by_key = (*key, -row) if isinstance(key, tuple) else (key, -row)
+            if slot["pin"] == 2 or slot["logical"] < sinks:
+                return (3, *by_key)
+            if row >= len(slots) - recent:
+                return (2, row)
+            return (1 if slot["pin"] == 1 else 0, *by_key)
+
+        ranked = sorted(range(len(slots)), key=order, reverse=True)
+        kept.append(sorted(ranked[:budget]))
+    return kept
+
+
+def view_of(groups, budget) -> View:
+    def column(name, dtype=torch.int64):
+        return torch.tensor([[slot[name] for slot in slots] for slots in groups], dtype=dtype)
+
+    return View(
+        logical=column("logical"),
+        score=column("score", torch.float32),
+        readers=column("reader"),
+        pin=column("pin"),
+        length=max(slots[-1]["logical"] for slots in groups) + 1,
+        budget=budget,
+    )
+
+
+@st.composite
+def tables(draw):
+    """Groups of slots with few distinct scores, so that ties are common."""
+    rows = draw(st.integers(1, 30))
+    groups = []
+    for _ in range(draw(st.integers(1, 3))):
+        logical = sorted(draw(st.sets(st.integers(0, 60), min_size=rows, max_size=rows)))
+        groups.append(
+            [
+                {
+                    "logical": index,
+                    "score": draw(st.integers(0, 3)) / 4,
+                    "reader": draw(st.sampled_from([-1, -1, 0, 1, 5])),
+                    "pin": draw(st.sampled_from([0, 0, 0, 1, 2])),
+                }
+                for index in logical
+            ]
+        )
+    return groups
+
+
+OPTIONS = {
+    "random": [{}, {"seed": 7, "recent_ratio": 0.0}],
+    "recency": [{}],
+    "h2o": [{}, {"recent_ratio": 0.2, "window": 0}],
+    "snapkv": [{}, {"window": 3, "kernel": 3}, {"kernel": 1}],
+    "tova": [{}],
+    "foresight": [{}, {"min_recent": 2}, {"mode": "paper"}, {"mode": "paper", "phi": 0.5, "recent_ratio": 0.1}],
+}
+CASES = [(name, options) for name in EVICTING for options in OPTIONS[name]]
+
+
+@pytest.mark.parametrize(("name", "options"), CASES, ids=str)
+@settings(max_examples=60, deadline=None)
+@given(groups=tables(), budget=st.integers(1, 30), sinks=st.integers(0, 4))
+def test_selection_equals_the_naive_one(name, options, groups, budget, sinks):
+    view = view_of(groups, budget)
+    policy = make_policy(name, options)
+    got = select(policy, view, sinks)
+    assert got.tolist() == naive_select(name, options, groups, budget, sinks)
+    assert torch.equal(got, select(policy, view, sinks)), "the same view gives the same rows"
+    assert got.shape[1] == min(budget, len(groups[0])), "one row at least, and never more than the budget"
+
+
+def test_every_policy_is_in_the_matrix():
+    assert set(OPTIONS) == set(EVICTING)
+
+
+@settings(max_examples=60, deadline=None)
+@given(scores=st.lists(st.lists(st.integers(0, 4), min_size=12, max_size=12), min_size=1, max_size=3))
+def test_ascending_gives_ties_to_the_earlier_token(scores):
+    got = ascending(torch.tensor(scores, dtype=torch.float32))
+    for row, places in zip(scores, got.tolist(), strict=True):
+        worst_first = sorted(range(12), key=lambda at: (row[at], -at))
+        assert [worst_first.index(at) for at in range(12)] == places
+
+
+# -- protection --------------------------------------------------------------------------------------
+
+
+def slots(count, **columns):
+    blank = {"score": 0.0, "reader": -1, "pin": 0}
+    return [
+        {"logical": i, **blank, **{name: values[i] for name, values in columns.items()}} for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize("name", EVICTING)
+def test_sinks_and_hard_pins_survive_everything(name):
+    """The worst scores, no reader, not recent: they stay, and the newest of the recent fill the rest."""
+    pins = [2 if 10 <= i < 14 else 0 for i in range(40)]
+    view = view_of([slots(40, score=[i / 40 for i in range(40)], pin=pins)], budget=9)
+    kept = select(make_policy(name), view, sinks=4)[0].tolist()
+    assert kept[:8] == [0, 1, 2, 3, 10, 11, 12, 13]
+    assert len(kept) == 9
+    if name != "random":
+        assert kept[8] == 39
+
+
+@pytest.mark.parametrize("name", EVICTING)
+def test_soft_pins_go_last_of_the_unprotected(name):
+    pins = [1 if 5 <= i < 9 else 0 for i in range(20)]
+    view = view_of([slots(20, score=[i / 20 for i in range(20)], pin=pins)], budget=10)
+    kept = select(make_policy(name), view, sinks=1)[0].tolist()
+    assert {0, 5, 6, 7, 8} <= set(kept)
+    # Under a budget that they cannot fit they do go: soft is a wish.
+    few = select(make_policy(name), view_of([slots(20, pin=pins)], budget=3), sinks=2)[0].tolist()
+    assert {0, 1} <= set(few)
+    assert len(few) == 3
+
+
+# -- foresight ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delta", [0, 1, 2, 9, 1000])
+def test_paper_bonus(delta):
+    """phi for the current step, falling towards phi / 2; 0 without a reader."""
+    view = view_of([slots(2, score=[3.0, 3.0], reader=[delta, -1])], budget=1)
+    planned, unplanned = make_policy("foresight", {"mode": "paper", "phi": 1000.0}).rank(view)[0].tolist()
+    assert planned == pytest.approx(3 + 500 * (1 + 1 / (1 + delta)))
+    assert unplanned == 3.0
+
+
+def test_sooner_reader_wins_whatever_the_scores_say():
+    """In paper mode a high score can turn two readers round; in lexicographic mode it cannot."""
+    table = [slots(3, score=[0.0, 90000.0, 10.0**6], reader=[4, 5, -1])]
+    orders = {}
+    for mode in ("lexicographic", "paper"):
+        rank = make_policy("foresight", {"mode": mode}).rank(view_of(table, budget=1))[0]
+        orders[mode] = rank.argsort(descending=True).tolist()
+    assert orders == {"lexicographic": [0, 1, 2], "paper": [2, 1, 0]}
+
+
+def test_planned_slots_take_from_the_recent_ones_down_to_a_floor():
+    policy = make_policy("foresight", {"min_recent": 5})
+    for planned, recent in ((0, 20), (10, 20), (25, 15), (36, 5), (60, 5)):
+        readers = [0 if i < planned else -1 for i in range(80)]
+        assert policy.recent(view_of([slots(80, reader=readers)], budget=40)) == recent
+    small = view_of([slots(80, reader=[0] * 80)], budget=12)
+    assert policy.recent(small) == 3, "at most a quarter of the budget"
+
+
+def foresight_session(engines, plan, **options):
+    options = {"budget": 64, "chunk": 16, "slack": 4, "sinks": 2, **options}
+    return engines("llama", layers=2).session(policy="foresight", plan=plan, **options)
+
+
+def fill(session, rounds, seed=50):
+    for number in range(rounds):
+        session.append_ids(random_ids(16, seed=seed + number))
+        check_ledger(session)
+
+
+@pytest.mark.parametrize("mode", ["lexicographic", "paper"])
+def test_the_bonus_lasts_until_the_last_reader_has_finished(engines, mode):
+    plan = Plan([Step("one", ("facts",)), Step("two", ("facts",)), Step("three")])
+    session = foresight_session(engines, plan, policy_options={"mode": mode})
+    session.append_ids(random_ids(20), span="facts")
+    session.append_ids(random_ids(20, seed=1), span="noise")
+
+    def look(seed):
+        # Nobody has ever looked at the facts: only the plan can keep them.
+        for _ in range(4):
+            session.memory.ledger.score[:, :22] = 0.0
+            fill(session, 2, seed=seed)
+        return session.explain("facts")
+
+    assert look(50).resident == 1.0
+    assert look(50).readers == ("one", "two")
+    plan.finish("one")
+    plan.begin("two")
+    assert look(70).resident == 1.0, "evictions happen inside the step that reads"
+    plan.finish("two")
+    report = look(90)
+    assert report.resident == pytest.approx(2 / 20), "only the sinks are left"
+    assert report.readers == ()
+    assert dict(report.evicted) == {"expired": 36}
+    assert set(session.explain("noise").evicted) == {"budget"}
+
+
+def test_when_planned_spans_do_not_fit_the_farthest_go(engines):
+    plan = Plan([Step("now", ("a",)), Step("soon", ("b",)), Step("late", ("c",))])
+    session = foresight_session(engines, plan, budget=56, policy_options={"min_recent": 4})
+    for name in "cba":
+        session.append_ids(random_ids(20, seed=ord(name)), span=name)
+    fill(session, 6)
+    assert session.explain("a").resident == 1.0
+    assert session.explain("b").resident == 1.0
+    report = session.explain("c")
+    assert report.resident < 1.0
+    assert set(report.evicted) == {"plan"}
+    assert session.stats().planned_residency == pytest.approx((2 + report.resident) / 3)
+
+
+@pytest.mark.parametrize("mode", ["lexicographic", "paper"])
+def test_the_bonus_is_never_stored(engines, mode):
+    """Scores under a plan equal H2O's to the bit while nothing is evicted, and never hold a phi after."""
+    plan = Plan([Step("one", ("facts",))])
+    planned = foresight_session(engines, plan, policy_options={"mode": mode})
+    plain = engines("llama", layers=2).session(policy="h2o", budget=64, chunk=16, slack=4, sinks=2)
+    for session in (planned, plain):
+        session.append_ids(random_ids(20), span="facts")
+        session.append_ids(random_ids(40, seed=1))
+    rows = planned.memory.ledger.rows
+    assert rows == 60
+    assert torch.equal(planned.memory.ledger.score[:, :rows], plain.memory.ledger.score[:, :rows])
+    fill(planned, 10)
+    # A slot gets at most 1 of each query.
+    assert planned.memory.ledger.score[:, : planned.memory.ledger.rows].max() <= len(planned)
+
+
+def test_a_plan_of_unknown_spans_changes_nothing(engines):
+    kept = []
+    for plan in (Plan(), Plan([Step("one", ("nowhere", "later"))])):
+        session = foresight_session(engines, plan)
+        fill(session, 10)
+        kept.append(session.memory.ledger.logical[:, :64].tolist())
+    assert kept[0] == kept[1]
+
+
+# -- scores ------------------------------------------------------------------------------------------
+
+
+def test_h2o_adds_up_and_the_others_look_once():
+    old, mass = torch.tensor([[1.0, 2.0]]), torch.tensor([[0.25, 0.5]])
+    assert torch.equal(make_policy("h2o").observe(old, mass), old + mass)
+    assert torch.equal(make_policy("foresight").observe(old, mass), old + mass)
+    for name in ("snapkv", "tova"):
+        assert torch.equal(make_policy(name).observe(old, mass), mass)
+    for name in ("random", "recency", "full"):
+        assert make_policy(name).statistics is None
+
+
+@pytest.mark.parametrize("pieces", [[40], [17, 23], [39, 1], [1] * 40], ids=str)
+def test_h2o_scores_are_the_sums_of_attention(models, engines, pieces):
+    """Against the stock model's own attention weights: max over heads of the sum of a chunk, added up."""
+    session = engines("qwen3").session(policy="h2o", budget=64, chunk=64, slack=4, policy_options={"window": 0})
+    ids = random_ids(40, seed=8)
+    at = 0
+    for count in pieces:
+        session.append_ids(ids[at : at + count])
+        at += count
+    model = models("qwen3", attn_implementation="eager")
+    with torch.no_grad():
+        weights = model(torch.tensor([ids]), use_cache=False, output_attentions=True).attentions
+    assert len(weights) == 3
+    for layer, weight in enumerate(weights):
+        want = torch.zeros(40)
+        at = 0
+        for count in pieces:
+            want += weight[0, :, at : at + count].sum(1).amax(0)
+            at += count
+        got = session.memory.ledger.score[layer, :40]
+        torch.testing.assert_close(got, want, atol=1e-4, rtol=0)
+
+
+# -- random ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [0, 1, 12345])
+def test_random_is_uniform(seed):
+    """Chi-square over ten tenths of a session of 20,000 tokens: 27.9 is passed once in a thousand."""
+    view = view_of([slots(20_000)], budget=4000)
+    kept = select(make_policy("random", {"seed": seed, "recent_ratio": 0.0}), view, sinks=0)[0]
+    counts = torch.bincount(kept // 2000, minlength=10)
+    assert ((counts - 400.0) ** 2 / 400).sum() < 27.9
+    odd = int((kept % 2).sum())
+    assert abs(odd - 2000) < 150
+
+
+def test_random_draws_once_for_each_token():
+    """Evicting in two steps leaves what one step leaves: no token is drawn again."""
+    policy = make_policy("random", {"recent_ratio": 0.0})
+    table = slots(500)
+    once = select(policy, view_of([table], budget=50), sinks=0)[0].tolist()
+    middle = [table[row] for row in select(policy, view_of([table], budget=200), sinks=0)[0]]
+    twice = [middle[row]["logical"] for row in select(policy, view_of([middle], budget=50), sinks=0)[0]]
+    assert once == twice
+    other = select(make_policy("random", {"seed": 1, "recent_ratio": 0.0}), view_of([table], budget=50), 0)
+    assert other[0].tolist() != once
+
+
+# -- registry ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_registry(name):
+    policy = make_policy(name)
+    assert isinstance(policy, Policy)
+    assert policy.name == name
+    assert policy.paper
+    assert POLICIES[name].__doc__
+    with pytest.raises(Exception, match="frozen|cannot assign"):
+        policy.name = "other"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("h20", {}, "Did you mean 'h2o'?"),
+        ("foresigth", {}, "Did you mean 'foresight'?"),
+        ("", {}, "Known: full"),
+        ("h2o", {"windw": 3}, "windw"),
+        ("h2o", {"window": -1}, "window"),
+        ("h2o", {"recent_ratio": 1.0}, "recent_ratio"),
+        ("h2o", {"recent_ratio": "half"}, "h2o"),
+        ("random", {"recent_ratio": -0.1}, "recent_ratio"),
+        ("snapkv", {"window": 0}, "window"),
+        ("snapkv", {"kernel": 4}, "kernel"),
+        ("foresight", {"mode": "fast"}, "mode"),
+        ("foresight", {"phi": 0}, "phi"),
+        ("full", {"window": 1}, "window"),
+    ],
+)
+def test_registry_errors_name_what_is_wrong(name, options, words):
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        make_policy(name, options)
+
+
+def test_an_unknown_policy_is_refused_when_the_session_is_opened(engines):
+    with pytest.raises(ConfigError, match="Did you mean 'recency'"):
+        engines("llama", layers=2).session(policy="recencyy")
+    with pytest.raises(ConfigError, match="windw"):
+        engines("llama", layers=2).session(policy="h2o", policy_options={"windw": 1})
+
+
+# -- the matrix --------------------------------------------------------------------------------------
+
+MATRIX = list(itertools.product(POLICIES, ("bounded", "logical", "compact"), ("session", "layer", None)))
+
+
+@pytest.mark.parametrize(("policy", "positions", "granularity"), MATRIX, ids=lambda value: str(value))
+def test_matrix(engines, policy, positions, granularity):
+    """Any policy with any position map and granularity: integrity after every call, numbers at the end."""
+    session = engines("qwen2", layers=2).session(
+        policy=policy,
+        positions=positions,
+        granularity=granularity,
+        budget=None if policy == "full" else 24,
+        chunk=20,
+        slack=5,
+        sinks=3,
+    )
+    session.plan.add(Step("read", ("early",)))
+    session.append_ids(random_ids(7), span="early", pin="soft")
+    check_ledger(session)
+    for number in range(4):
+        session.append_ids(random_ids(30 + number, seed=number))
+        check_ledger(session)
+        session.force(random_ids(9, seed=number))
+        check_ledger(session)
+    session.drop_last(21)
+    check_ledger(session)
+    twin = session.fork()
+    outs = [one.feed(random_ids(25, seed=99)) for one in (session, twin)]
+    assert outs[0].isfinite().all()
+    assert torch.equal(*outs)
+    check_ledger(session)
+    stats = session.stats()
+    assert stats.resident == (stats.tokens if policy == "full" else 24)
+    assert session.memory.ledger.groups == (
+        {"session": 1, "layer": 2}.get(granularity) or (2 if POLICIES[policy].granularity == "layer" else 1)
+    )
