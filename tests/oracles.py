@@ -1,4 +1,4 @@
-"""What tests hold a session against: O1 (fresh run), O3 (ledger), O5 (scripted decoder), and its whole state."""
+"""What tests hold a session against: O1 (fresh run), O3 (ledger), O5 (script), and its whole state."""
 
 from __future__ import annotations
 

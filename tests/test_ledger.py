@@ -11,13 +11,13 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
 from tenure import Engine
 from tenure.errors import BudgetError, ConfigError, IntegrityError, UnknownSpanError
 from tenure.ledger import Ledger
 from tenure.policies import POLICIES
 from tenure.regions import Region
 from tenure.spans import Span
-
 from tests.conftest import random_ids, tiny_model
 from tests.oracles import check_ledger, state_of
 
@@ -143,9 +143,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert ledger.gaps == (self.next != rows)
         ledger.check_integrity(rows, self.length, None)
         for span in ledger.spans:
-            inside = [
-                [span.start <= slot[0] < span.stop for slot in slots] for slots in self.slots
-            ]
+            inside = [[span.start <= slot[0] < span.stop for slot in slots] for slots in self.slots]
             assert ledger.inside(span).tolist() == inside
             share = sum(map(sum, inside)) / (len(span) * len(self.slots))
             assert ledger.resident(span) == pytest.approx(share)

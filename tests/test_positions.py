@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tenure.positions import Bounded, Compact, Logical, position_map
 
+from tenure.positions import Bounded, Compact, Logical, position_map
 from tests.conftest import random_ids
 from tests.oracles import check_ledger
 

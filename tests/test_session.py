@@ -1,4 +1,4 @@
-"""Sessions: rollback, turns, forks, sync, bad input. What a turn says is scripted (O5), never left to a model."""
+"""Sessions: rollback, turns, forks, sync, bad input. What a turn says is scripted (O5)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 
 import pytest
 import torch
+
 from tenure import Plan, Step
 from tenure.errors import (
     BudgetError,
@@ -20,7 +21,6 @@ from tenure.errors import (
 )
 from tenure.policies import POLICIES
 from tenure.sampling import Sampler, SamplingOptions, sampling_options
-
 from tests.chats import (
     SHAPE,
     assistant,
@@ -44,7 +44,7 @@ def ids_of(session):
 
 
 def end_of_turn(template="chatml"):
-    return tokenizer(template).convert_tokens_to_ids("<|im_end|>")
+    return tokenizer(template).eos_token_id
 
 
 @pytest.fixture
@@ -203,14 +203,28 @@ def test_rollback_into_the_closing_of_a_turn(engines, monkeypatch, cut):
     session.append([user("other")])
     want = joint("chatml", [user("Say yes."), assistant("yes"), user("other")])
     got = ids_of(session)
-    if cut == 1:  # the marker stands, its line end is read anew
-        assert got == want
-    elif cut in (0, 2):
+    if cut < 3:  # at 1 the marker stands, and its line end is read anew
         assert got == want
     else:  # one token of "next" is left: text without a turn's end
         assert got[: turn + 2] == want[: turn + 2]
         assert got.count(end_of_turn()) == want.count(end_of_turn())
     check_ledger(session)
+
+
+@pytest.mark.parametrize("policy", EVICTING)
+def test_an_answer_behind_a_rollback_behind_evictions(engines, policy):
+    """The last token is computed again for its logits, whether its row was evicted or not."""
+    session = chat_session(engines, policy=policy, budget=24, chunk=16, slack=4, sinks=2)
+    session.append([system("Be brief."), user("facts " * 20), user("again " * 10)])
+    session.drop_last(7)
+    first, second = (session.fork() for _ in range(2))
+    texts = ["".join(one.generate(max_tokens=40)) for one in (first, second)]
+    assert texts[0] == texts[1]
+    for one in (session, first, second):
+        check_ledger(one)
+    first.drop_last(30)
+    assert len("".join(first.generate(max_tokens=8))) > 0
+    check_ledger(first)
 
 
 # -- C03: five ways to end a turn --------------------------------------------------------------------
@@ -307,7 +321,7 @@ def test_a_template_without_a_header_gives_the_answer_its_own_span(engines, monk
     session = chat_session(engines, "strict", budget=80, chunk=16, slack=4)
     span = session.append([user("Tell me.", pin="hard", span="question")])[0]
     size = len(span)
-    Script([*encode("strict", "Well, this is so."), 4]).install(monkeypatch)
+    Script([*encode("strict", "Well, this is so."), end_of_turn("strict")]).install(monkeypatch)
     assert "".join(session.generate()) == "Well, this is so."
     session.append([user("Why?")])
     spans = list(session.memory.ledger.spans)[1:]  # without the template's own start
@@ -315,7 +329,9 @@ def test_a_template_without_a_header_gives_the_answer_its_own_span(engines, monk
     assert [s.pin for s in spans] == ["hard", None, None]
     assert len(spans[0]) == size
     assert session.explain(spans[1].id).text == "Well, this is so.</s>"
-    assert ids_of(session) == joint("strict", [user("Tell me."), assistant("Well, this is so."), user("Why?")])
+    assert ids_of(session) == joint(
+        "strict", [user("Tell me."), assistant("Well, this is so."), user("Why?")]
+    )
 
 
 # -- turns -------------------------------------------------------------------------------------------
@@ -396,7 +412,12 @@ def test_after_the_model_has_ended_its_turn_there_is_nothing_more(engines, monke
 
 def test_nothing_to_answer(engines):
     session = chat_session(engines)
-    for call in (session.generate, lambda: session.ask([]), lambda: session.append([]), lambda: session.sync([])):
+    for call in (
+        session.generate,
+        lambda: session.ask([]),
+        lambda: session.append([]),
+        lambda: session.sync([]),
+    ):
         before = state_of(session)
         with pytest.raises(MessageError, match="list of messages is empty"):
             call()
@@ -438,7 +459,12 @@ def test_raw_ids_need_no_chat_template(engines):
 def test_no_tokenizer(engines):
     session = engines("qwen2").session(policy="full")
     session.append_ids(random_ids(4))
-    for call in (session.generate, lambda: session.append("x"), lambda: session.ask("x"), lambda: session.sync(["x"])):
+    for call in (
+        session.generate,
+        lambda: session.append("x"),
+        lambda: session.ask("x"),
+        lambda: session.sync(["x"]),
+    ):
         before = state_of(session)
         with pytest.raises(ModelError, match="no tokenizer"):
             call()
@@ -647,7 +673,9 @@ def test_pins_larger_than_the_window_are_refused_at_once(engines):
     session.append([system("Be brief."), user("Hi")])
     before = state_of(session)
     start = time.monotonic()
-    with pytest.raises(BudgetError, match=r"pinned tokens 0 \+ 300 new, 4 sinks .* need 305, the budget is 256"):
+    with pytest.raises(
+        BudgetError, match=r"pinned tokens 0 \+ 300 new, 4 sinks .* need 305, the budget is 256"
+    ):
         session.append([system(pinned_text(300), pin="hard")])
     with pytest.raises(BudgetError):
         session.append_ids(random_ids(300), pin="hard")
@@ -714,20 +742,21 @@ def test_a_result_larger_than_the_window_is_read_and_reported(engines, stock):
 
 def test_closing_tokens_never_overfill_the_pins(engines):
     """A tool result whose closing is held back fills the window to the last slot; the closing still comes."""
-    free = 0
-    for extra in range(6):
+    sizes = []
+    for letters in range(40, 50):
         session = chat_session(engines, "tools", policy="recency", budget=64, chunk=32, slack=8, sinks=2)
         session.append([user("go")])
-        text = "z" * (64 - 2 - 1 - 14 + extra)
         try:
-            session.append([tool(text, pin="hard", span="result")])
+            session.append([tool("z" * letters, pin="hard", span="result")])
         except BudgetError:
             break
-        free = 64 - 3 - len(session.memory.ledger.spans.get("result"))
+        sizes.append(len(session.memory.ledger.spans.get("result")))
         session.append([user("What now? " * 10)])
         check_ledger(session)  # hard pins stay
         assert session.explain("result").resident == 1.0
-    assert free == 0, "one of the texts has filled the window"
+        want = joint("tools", [user("go"), tool("z" * letters), user("What now? " * 10)])
+        assert ids_of(session) == want
+    assert sizes[-1] == 64 - 2 - 1, "the last of the texts has filled the window"
 
 
 # -- C22: reasoning that the template drops ----------------------------------------------------------
@@ -759,10 +788,17 @@ def test_sync_reuses_exactly_what_is_common(engines, stock, monkeypatch):
         check_ledger(session)
         reused.append((cached, len(want)))
         text = "" if 0 < number < 4 else f"It is {number}."
-        written = think(f"hm {number}", text or f'<tool_call>\n{{"name": "look", "arguments": {{"at": {number}}}}}\n</tool_call>')
+        written = think(
+            f"hm {number}",
+            text or f'<tool_call>\n{{"name": "look", "arguments": {{"at": {number}}}}}\n</tool_call>',
+        )
         Script([*encode("reasoning", written), end_of_turn("reasoning")]).install(monkeypatch)
         assert "".join(session.generate()) == written
-        calls = {"tool_calls": [{**call, "function": {"name": "look", "arguments": {"at": number}}}]} if 0 < number < 4 else {}
+        calls = (
+            {"tool_calls": [{**call, "function": {"name": "look", "arguments": {"at": number}}}]}
+            if 0 < number < 4
+            else {}
+        )
         history.append(assistant(text, **calls))
     assert reused[0][0] == 0
     assert all(0 < cached < total for cached, total in reused[1:])
@@ -802,11 +838,11 @@ def test_sync_again_computes_one_token(engines, stock):
 
 def test_sync_to_a_shorter_history(engines, stock, monkeypatch):
     """Taking back and asking at once: the logits are those of the end, not of what was taken back."""
-    session = chat_session(engines)
+    session = chat_session(engines, "strict")  # its header is empty: nothing new is read before the answer
     session.sync([user("one"), assistant("two"), user("three")])
     cached = session.sync([user("one")], reply=False)
-    assert cached == len(session) == len(joint("chatml", [user("one")]))
-    script = Script([end_of_turn()]).install(monkeypatch)
+    assert cached == len(session) == len(joint("strict", [user("one")]))
+    script = Script([end_of_turn("strict")]).install(monkeypatch)
     "".join(session.generate())
     near(script.logits[0], fresh_logits(stock, session))
     check_ledger(session)
@@ -903,10 +939,10 @@ RUNS = {
 def test_huge_unbroken_runs_take_linear_time(engines, kind):
     """Rendering and queueing only: 512 KiB below three times 256 KiB, and the count is the tokenizer's."""
 
-    def seconds(size):
+    def seconds(size, tries):
         text = RUNS[kind](size)
         best = math.inf
-        for _ in range(2):
+        for _ in range(tries):
             session = chat_session(engines, policy="recency", budget=64, chunk=2048, slack=8)
             start = time.process_time()
             session.queue([user(text, span="run")])
@@ -918,7 +954,7 @@ def test_huge_unbroken_runs_take_linear_time(engines, kind):
         assert taken == len(joint("chatml", [user(text)]))
         return best
 
-    small, large = seconds(2**18), seconds(2**19)
+    small, large = seconds(2**18, 2), seconds(2**19, 1)
     assert large < 3 * small + 0.2
     assert large < 15
 
@@ -954,12 +990,14 @@ def test_mixed_roles_give_the_same_in_both_modes(engines, template, order):
     messages = LISTS[order]
     together, single, synced = (chat_session(engines, template) for _ in range(3))
     texts = [m["content"] for m in messages if m["content"]]
+    refusal = None
     try:
         together.append(messages)
     except TenureError as error:
-        assert isinstance(error, MessageError)
-        assert error.index is not None
-        assert 0 <= error.index < len(messages)
+        refusal = error
+    if refusal is not None:
+        assert isinstance(refusal, MessageError)
+        assert refusal.index in range(len(messages))
         assert len(together) == 0
         with pytest.raises(MessageError):
             synced.sync(messages, reply=False)
@@ -1056,7 +1094,9 @@ def test_given_ids_never_meet_made_ones(engines):
 def test_explain_and_stats(engines):
     plan = Plan([Step("one", ("facts",)), Step("two", ("facts", "later"))])
     session = chat_engine(engines).session(policy="h2o", budget=32, chunk=16, slack=4, plan=plan)
-    session.append([system("Be brief."), user("The code is 7319.", span="facts", region="retrieved", pin="soft")])
+    session.append(
+        [system("Be brief."), user("The code is 7319.", span="facts", region="retrieved", pin="soft")]
+    )
     session.append([user("filler " * 40)])
     stats, report = session.stats(), session.explain("facts")
     assert report.to_json()["id"] == "facts"
@@ -1214,10 +1254,16 @@ def test_leaving_a_session_frees_its_slab(engines):
 
 
 def test_an_error_inside_the_block_is_not_swallowed(engines):
-    with pytest.raises(ZeroDivisionError), chat_session(engines) as session:
-        session.append([user("Hi")])
-        for _ in session.generate(max_tokens=50):
-            1 / 0
+    session = chat_session(engines)
+
+    def block():
+        with session:
+            session.append([user("Hi")])
+            for _ in session.generate(max_tokens=50):
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        block()
     assert session.stats().kv_bytes == 0
 
 

@@ -2,7 +2,8 @@
 
 Tokens wait in a backlog until a forward computes them; only then do they enter the token list, so the list never
 holds a token whose KV does not exist. One step is: prepare (make room, renumber if needed), forward, commit
-(ledger, scores, evictions). A forward that fails or is interrupted changes nothing.
+(ledger, scores, evictions). A forward that fails or is interrupted changes nothing, except that positions may have
+been renumbered for it.
 """
 
 from __future__ import annotations

@@ -353,7 +353,8 @@ class Session:
     def keep_first(self, count: int) -> None:
         """Keep the first ``count`` tokens and take back all later ones; 0 clears the session.
 
-        What was evicted before stays evicted: a session cannot get back rows that it no longer has.
+        Tokens that wait to be computed (the last one of an answer does) are later ones. What was evicted before stays
+        evicted: a session cannot get back rows that it no longer has.
 
         Raises:
             ConfigError: ``count`` is not in ``0 .. tokens``; nothing has changed.

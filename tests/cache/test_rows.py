@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+
 from tenure.cache.attend import Forward, Statistics, Work
 from tenure.cache.rows import Layout, RowSegment
 from tenure.errors import IntegrityError
@@ -166,7 +167,10 @@ def test_nbytes_is_what_was_allocated(copy):
     table = Table(capacity=10, copy=copy)
     one = 3 * 2 * 10 * 8 * 4
     assert table.segment.nbytes == one * (3 if copy else 2)
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in table.segment._tensors()}
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for tensor in table.segment._tensors()
+    }
     assert table.segment.nbytes == sum(storages.values())
     table.append(10)
     table.keep([[0]])
@@ -233,7 +237,9 @@ def test_a_whole_segment_can_be_attended_to(copy):
 
 
 def forward_of(works, first):
-    positions = torch.cat([torch.arange(at, at + w.stop - w.start) for w, at in zip(works, first, strict=True)])
+    positions = torch.cat(
+        [torch.arange(at, at + w.stop - w.start) for w, at in zip(works, first, strict=True)]
+    )
     cos, sin = cos_sin(positions)
     return Forward(work=works, cos=cos, sin=sin, kernels=cpu, scale=0.35)
 
@@ -297,7 +303,9 @@ def test_frozen_segments_are_seen_by_every_new_token(count):
     k, v = torch.randn(2, 2, count, 8, generator=generator)
     out = forward.attend(0, q, k, v)
     new = torch.arange(table.next, table.next + count)
-    keys = torch.cat([frozen.segment.keys(0, 6), table.segment.keys(0, 4), reference.rotate(k, *cos_sin(new))], 1)
+    keys = torch.cat(
+        [frozen.segment.keys(0, 6), table.segment.keys(0, 4), reference.rotate(k, *cos_sin(new))], 1
+    )
     values = torch.cat([frozen.segment.values[0, :, :6], table.segment.values[0, :, :4], v], 1)
     logits = reference.rotate(q, *cos_sin(new)) @ keys.repeat_interleave(2, 0).transpose(1, 2) * 0.35
     hidden = torch.ones(count, count, dtype=torch.bool).triu(1)

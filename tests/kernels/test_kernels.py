@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 import torch
+
 from tenure.kernels import cpu, kernels_for, reference
 
 KERNELS = [cpu]
@@ -33,7 +35,9 @@ def tensors(shape, queries, keys, dtype=torch.float32, seed=0):
 
 def near(got, want, dtype, factor=1.0):
     assert got.isfinite().all()
-    torch.testing.assert_close(got.float(), want.float(), atol=factor * TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    torch.testing.assert_close(
+        got.float(), want.float(), atol=factor * TOLERANCE[dtype], rtol=TOLERANCE[dtype]
+    )
 
 
 def softmax_attention(q, k, v, scale, hidden=None):
@@ -58,7 +62,9 @@ def test_reference_is_a_softmax(shape, causal):
 @kernels
 @shapes
 @dtypes
-@pytest.mark.parametrize(("queries", "keys", "causal"), [(1, 1, True), (33, 33, True), (5, 90, False), (64, 3, False)])
+@pytest.mark.parametrize(
+    ("queries", "keys", "causal"), [(1, 1, True), (33, 33, True), (5, 90, False), (64, 3, False)]
+)
 def test_attend(kernel, shape, dtype, queries, keys, causal):
     q, k, v = tensors(shape, queries, keys, dtype)
     scale = shape[2] ** -0.5
@@ -75,7 +81,7 @@ def test_attend(kernel, shape, dtype, queries, keys, causal):
 @shapes
 def test_attend_takes_views_of_a_slab(kernel, shape):
     """Keys and values arrive as the first rows of a larger slab, queries as a transposed view."""
-    heads, groups, dim = shape
+    heads, _, dim = shape
     q, k, v = tensors(shape, 6, 40)
     slab_k, slab_v = torch.full((2, heads, 100, dim), math.nan), torch.full((2, heads, 100, dim), math.nan)
     slab_k[1, :, :40], slab_v[1, :, :40] = k, v
@@ -161,10 +167,9 @@ def test_attention_mass_memory_is_bounded_by_its_block(kernel):
 def test_merge_of_segments_is_one_softmax(kernel, shape, dtype, cuts):
     q, k, v = tensors(shape, 9, 60, dtype)
     scale = shape[2] ** -0.5
-    edges = [0, *cuts, 60]
     parts = [
         kernel.attend(q, k[:, a:b], v[:, a:b], causal=False, scale=scale)
-        for a, b in zip(edges, edges[1:], strict=False)
+        for a, b in itertools.pairwise([0, *cuts, 60])
     ]
     out, lse = kernel.merge(parts)
     want, want_lse = reference.attend(q, k, v, causal=False, scale=scale)
@@ -218,7 +223,7 @@ def test_rotate(kernel, dtype, rotary, dim):
 
 @kernels
 def test_rotate_rounds_once(kernel):
-    """The result in bf16 is the fp32 result, rounded: no half-precision cosine comes between (7 % after 500)."""
+    """The result in bf16 is the fp32 result, rounded: no half-precision cosine comes between."""
     x = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(2)).bfloat16()
     angles = torch.arange(5)[:, None] * torch.tensor([1.0, 0.1, 0.01, 0.001, 3.0, 2.0, 0.5, 0.2])
     got = kernel.rotate(x, angles.cos(), angles.sin())

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+
 from tenure.kernels import reference
 from tenure.kernels.native import MAX_TOKENS, native
 from tenure.models.weights import Projection
@@ -80,11 +81,13 @@ def test_rms_norm(shape):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("kv_heads", "group", "dim", "half"), [(1, 1, 8, 4), (2, 2, 16, 8), (2, 4, 16, 3), (3, 3, 24, 12)])
+@pytest.mark.parametrize(
+    ("kv_heads", "group", "dim", "half"), [(1, 1, 8, 4), (2, 2, 16, 8), (2, 4, 16, 3), (3, 3, 24, 12)]
+)
 @pytest.mark.parametrize("row", [0, 1, 40, 255, 256, 600])
 @pytest.mark.parametrize("mean", [False, True])
 def test_attention(dtype, kv_heads, group, dim, half, row, mean):
-    """One token behind ``row`` others: what it appends, what it reads, what it weighs; NaN everywhere else."""
+    """One token behind ``row`` others: what it appends, reads and weighs; NaN everywhere else."""
     heads, capacity = kv_heads * group, row + 3
     slab = tuple(torch.full((kv_heads, capacity, dim), math.nan, dtype=dtype) for _ in range(3))
     raw, values, rotated = slab
@@ -115,7 +118,9 @@ def test_attention_without_mass():
     slab = tuple(torch.zeros(1, 4, 8) for _ in range(3))
     out = torch.full((2, 8), math.nan)
     qkv = numbers(4, 8)
-    native().attention(qkv, torch.ones(4), torch.zeros(4), slab, 0, out, scale=1.0, mass=None, share=1.0, mean=False)
+    native().attention(
+        qkv, torch.ones(4), torch.zeros(4), slab, 0, out, scale=1.0, mass=None, share=1.0, mean=False
+    )
     near(out, qkv[3].expand(2, 8))
 
 

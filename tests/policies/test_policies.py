@@ -10,11 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tenure import Plan, Step
 from tenure.errors import ConfigError
 from tenure.policies import POLICIES, Policy, View, make_policy, select
 from tenure.policies.base import ascending
-
 from tests.conftest import random_ids
 from tests.oracles import check_ledger
 
@@ -133,7 +133,12 @@ OPTIONS = {
     "h2o": [{}, {"recent_ratio": 0.2, "window": 0}],
     "snapkv": [{}, {"window": 3, "kernel": 3}, {"kernel": 1}],
     "tova": [{}],
-    "foresight": [{}, {"min_recent": 2}, {"mode": "paper"}, {"mode": "paper", "phi": 0.5, "recent_ratio": 0.1}],
+    "foresight": [
+        {},
+        {"min_recent": 2},
+        {"mode": "paper"},
+        {"mode": "paper", "phi": 0.5, "recent_ratio": 0.1},
+    ],
 }
 CASES = [(name, options) for name in EVICTING for options in OPTIONS[name]]
 
@@ -322,7 +327,9 @@ def test_h2o_adds_up_and_the_others_look_once():
 @pytest.mark.parametrize("pieces", [[40], [17, 23], [39, 1], [1] * 40], ids=str)
 def test_h2o_scores_are_the_sums_of_attention(models, engines, pieces):
     """Against the stock model's own attention weights: max over heads of the sum of a chunk, added up."""
-    session = engines("qwen3").session(policy="h2o", budget=64, chunk=64, slack=4, policy_options={"window": 0})
+    session = engines("qwen3").session(
+        policy="h2o", budget=64, chunk=64, slack=4, policy_options={"window": 0}
+    )
     ids = random_ids(40, seed=8)
     at = 0
     for count in pieces:
@@ -378,7 +385,7 @@ def test_registry(name):
     assert policy.name == name
     assert policy.paper
     assert POLICIES[name].__doc__
-    with pytest.raises(Exception, match="frozen|cannot assign"):
+    with pytest.raises(Exception, match=r"frozen|cannot assign"):
         policy.name = "other"
 
 
@@ -388,6 +395,9 @@ def test_registry(name):
         ("h20", {}, "Did you mean 'h2o'?"),
         ("foresigth", {}, "Did you mean 'foresight'?"),
         ("", {}, "Known: full"),
+        (None, {}, "Known: full"),
+        (["h2o"], {}, "Known: full"),
+        ("h2o", ["window"], "h2o"),
         ("h2o", {"windw": 3}, "windw"),
         ("h2o", {"window": -1}, "window"),
         ("h2o", {"recent_ratio": 1.0}, "recent_ratio"),
@@ -406,7 +416,7 @@ def test_registry_errors_name_what_is_wrong(name, options, words):
 
 
 def test_an_unknown_policy_is_refused_when_the_session_is_opened(engines):
-    with pytest.raises(ConfigError, match="Did you mean 'recency'"):
+    with pytest.raises(ConfigError, match=r"Did you mean 'recency'\?"):
         engines("llama", layers=2).session(policy="recencyy")
     with pytest.raises(ConfigError, match="windw"):
         engines("llama", layers=2).session(policy="h2o", policy_options={"windw": 1})

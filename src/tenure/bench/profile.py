@@ -24,8 +24,8 @@ from tenure.memory import Memory
 from tenure.models.weights import Projection
 from tenure.session import Session
 
-_REPEATS = 5
-_STEPS = 160
+_REPEATS = 3
+_STEPS = 136
 """Decode steps: more than the slack, so that a burst of evictions is in the figure."""
 
 

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from tenure.commands.explain import spans_table
 from tenure.commands.options import MemoryOptions, ModelOptions, SamplingFlags, load_engine
+from tenure.commands.view import say
 from tenure.errors import PlanError, TenureError
 from tenure.plan import Plan
 
@@ -135,8 +136,7 @@ class Chat:
             read = perf_counter()
             turn = self.session.start_turn(self.options)
             for piece in turn:
-                sys.stdout.write(piece)
-                sys.stdout.flush()
+                say(piece)
         except KeyboardInterrupt:
             if turn is not None:
                 turn.close()

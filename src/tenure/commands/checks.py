@@ -111,13 +111,13 @@ def record(engine: Engine, ids: list[list[int]] | None = None, forced: list[int]
     Args:
         engine: in fp32.
         ids: of each turn; the doctor's own conversation if None.
-        forced: continue with these ids instead of the engine's own choice.
+        forced: continue with these ids instead of ``GREEDY`` of the engine's own choice.
     """
     session = _open(engine)
     turns = ids or conversation_ids(engine)
     logits = [session.feed(turn) for turn in turns]
     prompt = len(session)
-    for step in range(GREEDY):
+    for step in range(GREEDY if forced is None else len(forced)):
         token = int(logits[-1][-1].argmax()) if forced is None else forced[step]
         logits.append(session.feed([token]))
     return Recorded(session.memory.ids.tolist(), prompt, torch.cat(logits))
@@ -296,7 +296,7 @@ def eviction(engine: Engine) -> Check:
     """A session far past its budget: memory stays, and cache, ledger and ids agree."""
     ids = engine.tokenizer(CODE)["input_ids"][:900]
     session = engine.session(policy="h2o", positions="bounded", budget=128, chunk=96, slack=16)
-    sizes, finite = set(), True
+    sizes, finite = {session.memory.rows.nbytes}, True
     problem = ""
     try:
         for start in range(0, len(ids), 96):
@@ -327,13 +327,14 @@ def executors(ours: Recorded, theirs: Recorded | None, name: str) -> Check:
     """The fused executor against transformers' own forward, both over Tenure's cache."""
     if theirs is None:
         return Check("executors", True, None, None, f"skipped: the family has only the executor {name!r}")
-    error = _worst(ours.logits, theirs.logits)
+    count = len(theirs.ids)
+    error = _worst(ours.logits[:count], theirs.logits)
     return Check(
         "executors",
         error <= LOGITS,
         error,
         LOGITS,
-        f"logits of {len(ours.ids)} tokens, joined projections against transformers' own forward",
+        f"logits of {count} tokens, joined projections against transformers' own forward",
     )
 
 

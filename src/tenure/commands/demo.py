@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -37,23 +37,44 @@ _FORK_BYTES = 3 << 30
 
 @dataclass
 class Arm:
-    """One setting and what came of it."""
+    """One setting and what came of it.
+
+    Args:
+        name: of the setting.
+        session: it has read everything; questions are asked in forks.
+        answers: in the order of the probes.
+        found: for each probe, which of its facts the answer holds.
+        residency: for each probe, the resident share of what it reads.
+        gaps: rotary gaps of the same, where anything is left.
+        answered: tokens of all answers.
+    """
 
     name: str
     session: Session
-    answers: list[str]
-    found: list[bool]
-    residency: list[float]
-    gaps: list[float]
+    answers: list[str] = field(default_factory=list)
+    found: list[list[bool]] = field(default_factory=list)
+    residency: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
     answered: int = 0
+
+    @property
+    def facts(self) -> tuple[int, int]:
+        """Facts found, and facts asked for."""
+        return sum(map(sum, self.found)), sum(map(len, self.found))
+
+    @property
+    def resident(self) -> float:
+        """Mean resident share of what the probes read."""
+        return sum(self.residency) / max(1, len(self.residency))
 
     def to_json(self, seconds: float) -> dict[str, Any]:
         """The values of the demo's last line; ``seconds`` are the batch's, which all arms share."""
         stats = self.session.stats()
+        found, total = self.facts
         return {
-            "facts_found": sum(self.found),
-            "facts_total": len(self.found),
-            "residency": round(sum(self.residency) / max(1, len(self.residency)), 4),
+            "facts_found": found,
+            "facts_total": total,
+            "residency": round(self.resident, 4),
             "kv_bytes": stats.kv_bytes,
             "full_kv_bytes": stats.full_kv_bytes,
             "tokens": stats.tokens,
@@ -85,10 +106,7 @@ def run(
         introduce(file, budget, tokens, model.model)
     with _bars(console) as bars:
         started = perf_counter()
-        arms = [
-            Arm(name, engine.session(config, plan=file.plan()), [], [], [], [])
-            for name, config in configs.items()
-        ]
+        arms = [Arm(name, engine.session(config, plan=file.plan())) for name, config in configs.items()]
         _read(engine, arms, file, bars)
         reading = perf_counter() - started
         _ask(engine, arms, file.probes, bars, max_tokens)
@@ -137,7 +155,7 @@ def _ask(
         done += sum(map(_used, turns))
         for (arm, probe, *_), turn in zip(asked, turns, strict=True):
             arm.answers.append(turn.text.strip())
-            arm.found += facts_found(turn.text, probe.expect)
+            arm.found.append(facts_found(turn.text, probe.expect))
             arm.answered += len(turn.ids)
 
 

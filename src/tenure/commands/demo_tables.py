@@ -20,6 +20,10 @@ _ABOUT = {
 }
 
 
+_WIDE = 110
+"""Columns from which answers fit side by side."""
+
+
 def introduce(file: SessionFile, budget: int, tokens: int, model: str) -> None:
     """What is about to happen."""
     Console(highlight=False).print(
@@ -30,42 +34,68 @@ def introduce(file: SessionFile, budget: int, tokens: int, model: str) -> None:
 
 
 def show(arms: list[Arm], probes: list[Probe], reading: float, seconds: float) -> None:
-    """Answers side by side, then what each arm kept and cost."""
-    console = Console()
-    table = Table("question", "expected", title="What each arm answers", show_lines=True)
-    for arm in arms:
-        table.add_column(f"{arm.name}\n[dim]{_ABOUT[arm.name]}[/]", ratio=1)
-    place = 0
-    for number, probe in enumerate(probes):
-        cells = []
-        for arm in arms:
-            found = arm.found[place : place + len(probe.expect)]
-            mark, style = ("found", "green") if all(found) else ("lost", "red")
-            cells.append(Text.assemble((f"{mark}: ", f"bold {style}"), " ".join(arm.answers[number].split())))
-        table.add_row(probe.question, ", ".join(probe.expect), *cells)
-        place += len(probe.expect)
-    console.print(table)
-
-    sums = Table("arm", title="What it costs")
-    for name in ("facts", "resident of what is asked", "rotary gap", "cache", "all keys and values", "share"):
-        sums.add_column(name, justify="right")
-    for arm in arms:
-        stats = arm.session.stats()
-        sums.add_row(
-            arm.name,
-            f"{sum(arm.found)} of {len(arm.found)}",
-            f"{sum(arm.residency) / max(1, len(arm.residency)):.0%}",
-            f"{sum(arm.gaps) / len(arm.gaps):,.0f}" if arm.gaps else "-",
-            f"{stats.kv_bytes / 1e6:,.1f} MB",
-            f"{stats.full_kv_bytes / 1e6:,.1f} MB",
-            f"{stats.kv_bytes / stats.full_kv_bytes:.0%}",
-        )
-    console.print(sums)
+    """Every answer of every arm, then what each arm kept and cost."""
+    console = Console(highlight=False)
+    console.print(_side_by_side(arms, probes) if console.width >= _WIDE else _stacked(arms, probes))
+    console.print(_sums(arms))
     tokens = sum(len(arm.session) for arm in arms)
     answered = sum(arm.answered for arm in arms)
     console.print(
         f"{seconds:,.0f} s for all arms: {tokens:,} tokens read in {reading:,.0f} s "
         f"({tokens / reading:,.0f}/s), {answered:,} answered in {seconds - reading:,.0f} s "
-        f"({answered / (seconds - reading):,.0f}/s).",
-        highlight=False,
+        f"({answered / (seconds - reading):,.0f}/s)."
     )
+
+
+def _side_by_side(arms: list[Arm], probes: list[Probe]) -> Table:
+    """A row for each question, a column for each arm."""
+    table = Table(title="What each arm answers", show_lines=True, expand=True)
+    table.add_column("question", ratio=1, overflow="fold")
+    for arm in arms:
+        table.add_column(f"{arm.name}\n[dim]{_ABOUT[arm.name]}[/]", ratio=1, overflow="fold")
+    for number, probe in enumerate(probes):
+        cells = [Text.assemble(_mark(arm, number), " ", _one_line(arm.answers[number])) for arm in arms]
+        table.add_row(Text.assemble(probe.question, ("\n" + ", ".join(probe.expect), "bold")), *cells)
+    return table
+
+
+def _stacked(arms: list[Arm], probes: list[Probe]) -> Table:
+    """The arms below each question, for narrow terminals."""
+    table = Table(title="What each arm answers", box=None, show_header=False, expand=True)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(ratio=1, overflow="fold")
+    for number, probe in enumerate(probes):
+        table.add_row("", "", Text.assemble("\n" + probe.question, (f"  {', '.join(probe.expect)}", "bold")))
+        for arm in arms:
+            table.add_row(arm.name, _mark(arm, number), Text(_one_line(arm.answers[number])))
+    return table
+
+
+def _mark(arm: Arm, number: int) -> Text:
+    found = arm.found[number]
+    if all(found):
+        return Text("found", style="bold green")
+    return Text(f"{sum(found)} of {len(found)}" if any(found) else "lost", style="bold red")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _sums(arms: list[Arm]) -> Table:
+    table = Table("arm", title="\nWhat each arm kept")
+    for name in ("facts found", "asked-for, resident", "rotary gap", "cache", "all keys, values", "share"):
+        table.add_column(name, justify="right")
+    for arm in arms:
+        stats = arm.session.stats()
+        table.add_row(
+            arm.name,
+            "{} of {}".format(*arm.facts),
+            f"{arm.resident:.0%}",
+            f"{sum(arm.gaps) / len(arm.gaps):,.0f}" if arm.gaps else "-",
+            f"{stats.kv_bytes / 1e6:,.1f} MB",
+            f"{stats.full_kv_bytes / 1e6:,.1f} MB",
+            f"{stats.kv_bytes / stats.full_kv_bytes:.0%}",
+        )
+    return table

@@ -20,8 +20,11 @@ def run(model: str, dtype: str, device: str, *, as_json: bool) -> int:
     """Print a line for each check; the exit code."""
     from rich.console import Console
 
+    from tenure.models.sources import resolve
+
     checks = []
     console = Console(stderr=True)
+    resolve(model)  # a download draws its own bars
     with console.status(f"loading {model} in fp32") as status:
         for check in examine(model, dtype, device, status.update):
             checks.append(check)
@@ -85,7 +88,7 @@ def examine(
         engine = Engine(
             stock, tokenizer, config=EngineConfig(device=device, executor="transformers"), name=model
         )
-        theirs = checks.record(engine, forced=ours.ids[ours.prompt :])
+        theirs = checks.record(engine, forced=ours.ids[ours.prompt :][:16])
         del engine
     yield checks.executors(ours, theirs, executor)
     del stock, theirs

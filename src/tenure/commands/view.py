@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import deque
 from time import perf_counter
@@ -15,6 +16,8 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from tenure.commands.play import Player
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 _INTERVAL = 0.3
 _SHARE = 0.01
@@ -77,8 +80,7 @@ class RunView:
         shared = self._live is not None and sys.stdout.isatty()
         if shared:
             self._stop()
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        say(text)
         if shared:
             self._start()
 
@@ -129,6 +131,12 @@ class RunView:
     def _rate(self) -> float:
         (start, before), (end, after) = self._speed[0], self._speed[-1]
         return (after - before) / (end - start) if end > start else 0.0
+
+
+def say(text: str) -> None:
+    """Write to stdout at once; a terminal gets no control characters that a model made up."""
+    sys.stdout.write(_CONTROL.sub("\ufffd", text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
 
 
 def _bar(done: float, total: float) -> ProgressBar:

@@ -15,8 +15,7 @@ typedef uint16_t bf16;
 typedef float f32;
 typedef int8_t i8;
 
-#define MAX_TOKENS 8
-#define ROWS 4 /* weight rows a pass: as many sums are in flight */
+#define LANES 64 /* sums in flight along a row */
 
 static inline float load_bf16(bf16 v) {
     uint32_t bits = (uint32_t)v << 16;
@@ -47,59 +46,37 @@ void tenure_rms_norm(const float *x, const float *weight, float *y, long tokens,
     }
 }
 
-/* One pass over ROWS rows of W for `tokens` tokens; sums[r][t]. */
-#define DOT(T)                                                                                        \
-    static inline void dot_##T(const T *restrict w, long width, const float *restrict x, long tokens, \
-                               long rows, float sums[ROWS][MAX_TOKENS]) {                             \
-        for (long t = 0; t < tokens; t++) {                                                           \
-            const float *restrict in = x + t * width;                                                 \
-            if (rows == ROWS) {                                                                       \
-                const T *restrict w0 = w, *restrict w1 = w + width, *restrict w2 = w + 2 * width,     \
-                        *restrict w3 = w + 3 * width;                                                 \
-                float a = 0.0f, b = 0.0f, c = 0.0f, d = 0.0f;                                         \
-                for (long i = 0; i < width; i++) {                                                    \
-                    float v = in[i];                                                                  \
-                    a += load_##T(w0[i]) * v;                                                         \
-                    b += load_##T(w1[i]) * v;                                                         \
-                    c += load_##T(w2[i]) * v;                                                         \
-                    d += load_##T(w3[i]) * v;                                                         \
-                }                                                                                     \
-                sums[0][t] = a, sums[1][t] = b, sums[2][t] = c, sums[3][t] = d;                       \
-            } else {                                                                                  \
-                for (long r = 0; r < rows; r++) {                                                     \
-                    float a = 0.0f;                                                                   \
-                    for (long i = 0; i < width; i++) a += load_##T(w[r * width + i]) * in[i];         \
-                    sums[r][t] = a;                                                                   \
-                }                                                                                     \
-            }                                                                                         \
-        }                                                                                             \
+/* Rows are read one after another, so that memory is one long stream that the hardware can prefetch. */
+#define DOT(T)                                                                                    \
+    static inline float dot_##T(const T *restrict w, const float *restrict x, long width) {       \
+        float lanes[LANES] = {0.0f}, sum = 0.0f;                                                  \
+        long i = 0;                                                                               \
+        for (; i + LANES <= width; i += LANES)                                                    \
+            for (long l = 0; l < LANES; l++) lanes[l] += load_##T(w[i + l]) * x[i + l];           \
+        for (; i < width; i++) sum += load_##T(w[i]) * x[i];                                      \
+        for (long l = 0; l < LANES; l++) sum += lanes[l];                                         \
+        return sum;                                                                               \
     }
 
 /* y[t, o] (+)= scale[o] * W[o] x[t] + bias[o].
  * gated: W holds the gate's rows, then as many of `up`; y = silu(gate) * up, of half the rows. */
-#define LINEAR(T)                                                                                          \
-    void tenure_linear_##T(const T *w, const float *scale, const float *bias, const float *x, float *y,    \
-                           long tokens, long outputs, long width, int add, int gated) {                    \
-        long half = gated ? outputs / 2 : outputs;                                                         \
-        long blocks = (half + ROWS - 1) / ROWS;                                                            \
-        _Pragma("omp parallel for schedule(static)") for (long block = 0; block < blocks; block++) {       \
-            long first = block * ROWS, rows = half - first < ROWS ? half - first : ROWS;                   \
-            float sums[ROWS][MAX_TOKENS], ups[ROWS][MAX_TOKENS];                                           \
-            dot_##T(w + first * width, width, x, tokens, rows, sums);                                      \
-            if (gated) dot_##T(w + (half + first) * width, width, x, tokens, rows, ups);                   \
-            for (long r = 0; r < rows; r++) {                                                              \
-                long o = first + r;                                                                        \
-                for (long t = 0; t < tokens; t++) {                                                        \
-                    float v = sums[r][t] * (scale ? scale[o] : 1.0f) + (bias ? bias[o] : 0.0f);            \
-                    if (gated) {                                                                           \
-                        float u = ups[r][t] * (scale ? scale[half + o] : 1.0f) + (bias ? bias[half + o] : 0.0f); \
-                        v = silu(v) * u;                                                                   \
-                    }                                                                                      \
-                    float *out = y + t * half + o;                                                         \
-                    *out = add ? *out + v : v;                                                             \
-                }                                                                                          \
-            }                                                                                              \
-        }                                                                                                  \
+#define LINEAR(T)                                                                                         \
+    void tenure_linear_##T(const T *w, const float *scale, const float *bias, const float *x, float *y,   \
+                           long tokens, long outputs, long width, int add, int gated) {                   \
+        long half = gated ? outputs / 2 : outputs;                                                        \
+        _Pragma("omp parallel for schedule(static)") for (long o = 0; o < half; o++) {                    \
+            for (long t = 0; t < tokens; t++) {                                                           \
+                float v = dot_##T(w + o * width, x + t * width, width);                                   \
+                v = v * (scale ? scale[o] : 1.0f) + (bias ? bias[o] : 0.0f);                              \
+                if (gated) {                                                                              \
+                    float u = dot_##T(w + (half + o) * width, x + t * width, width);                      \
+                    u = u * (scale ? scale[half + o] : 1.0f) + (bias ? bias[half + o] : 0.0f);            \
+                    v = silu(v) * u;                                                                      \
+                }                                                                                         \
+                float *out = y + t * half + o;                                                            \
+                *out = add ? *out + v : v;                                                                \
+            }                                                                                             \
+        }                                                                                                 \
     }
 
 DOT(bf16)

@@ -31,8 +31,8 @@ def make_policy(name: str, options: Mapping[str, Any] | None = None) -> Policy:
     Raises:
         ConfigError: unknown name or field.
     """
-    if name not in POLICIES:
-        close = difflib.get_close_matches(name, POLICIES, n=1)
+    if not isinstance(name, str) or name not in POLICIES:
+        close = difflib.get_close_matches(str(name), POLICIES, n=1)
         hint = f"Did you mean {close[0]!r}? " if close else ""
         raise ConfigError(
             f"{name!r} is not known", option="policy", way_out=f"{hint}Known: {', '.join(POLICIES)}"

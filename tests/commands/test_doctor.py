@@ -1,0 +1,122 @@
+"""``tenure doctor`` passes a good engine, and each check fails on a broken one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tenure.commands import doctor
+from tenure.errors import IntegrityError
+from tenure.kernels import cpu
+from tenure.memory import Memory
+from tenure.session import Session
+from tenure.transcript import Transcript
+from tests.conftest import tiny_model
+from tests.templates import tokenizer
+
+NAMES = [
+    *("shift invariance", "masks", "second turn", "tokenizer", "eviction", "rotation", "executors"),
+    "dtype and speed",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Smaller than the others': a doctor reads some thousand tokens many times."""
+    path = tmp_path_factory.mktemp("model")
+    fast = tokenizer("chatml")
+    tiny_model("qwen2", layers=2, vocab_size=len(fast)).save_pretrained(path)
+    fast.save_pretrained(path)
+    return str(path)
+
+
+def failing(folder):
+    return {check.name: check for check in doctor.examine(folder) if not check.passed}
+
+
+def test_json(tenure, folder):
+    result = tenure("doctor", "-m", folder, "--json")
+    found = json.loads(result.stdout)
+    assert found["model"] == folder
+    assert found["pass"] is True
+    assert [check["name"] for check in found["checks"]] == NAMES
+    assert all(set(check) == {"name", "pass", "measured", "threshold", "detail"} for check in found["checks"])
+
+
+def test_lines(tenure, folder):
+    out = tenure("doctor", "-m", folder, "--dtype", "bf16").stdout
+    assert out.count("pass  ") == len(NAMES)
+    assert "all 8 checks pass" in out
+    assert "bfloat16 on cpu" in out
+
+
+def test_bad_options(tenure, folder):
+    assert "--dtype: 'fp8'" in tenure("doctor", "-m", folder, "--dtype", "fp8", code=2).stderr
+    assert "'gpt-9'" in tenure("doctor", "-m", "gpt-9", code=2).stderr
+
+
+def test_wrong_rotation_is_found(tenure, folder, monkeypatch):
+    right = cpu.rotate
+    monkeypatch.setattr(cpu, "rotate", lambda x, cos, sin: right(x, cos, sin * 0.999))
+    out = tenure("doctor", "-m", folder, code=1).stdout
+    assert "FAIL  rotation" in out
+
+
+def test_absolute_positions_are_found(folder, monkeypatch):
+    right = cpu.rotate
+    # Queries and keys get different angles: nothing that depends on distance alone.
+    monkeypatch.setattr(
+        cpu, "rotate", lambda x, cos, sin: right(x, cos, -sin) if x.shape[0] == 4 else right(x, cos, sin)
+    )
+    assert {"shift invariance", "rotation"} <= set(failing(folder))
+
+
+def test_leaking_mask_is_found(folder, monkeypatch):
+    right = cpu.attend
+    monkeypatch.setattr(
+        cpu, "attend", lambda q, k, v, causal, scale: right(q, k, v, causal=False, scale=scale)
+    )
+    found = failing(folder)
+    assert "layer 1 is the first that leaks" in found["masks"].detail
+    assert "rotation" in found
+
+
+def test_broken_invariant_is_found(folder, monkeypatch):
+    def broken(self):
+        if self.config.budget == 128:
+            raise IntegrityError("rows and ids disagree")
+
+    monkeypatch.setattr(Memory, "check_integrity", broken)
+    found = failing(folder)
+    assert list(found) == ["eviction"]
+    assert "rows and ids disagree" in found["eviction"].detail
+
+
+def test_missing_stop_is_found(folder, monkeypatch):
+    monkeypatch.setattr(Session, "stop_ids", property(lambda self: frozenset()))
+    assert "does not stop an answer" in failing(folder)["tokenizer"].detail
+
+
+def test_missing_end_of_turn_is_found(folder, monkeypatch):
+    monkeypatch.setattr(Transcript, "_assistant_end", lambda self: "")
+    assert "second turn" in failing(folder)
+
+
+@pytest.mark.parametrize("template", ["headers", "strict", "reasoning"])
+def test_other_templates(tmp_path, template):
+    """A start id that both the tokenizer and the template write, and a template that rewrites old turns."""
+    fast = tokenizer(template, add_bos=template != "reasoning")
+    tiny_model("llama", layers=2, vocab_size=len(fast)).save_pretrained(tmp_path)
+    fast.save_pretrained(tmp_path)
+    assert not failing(str(tmp_path))
+
+
+def test_model_without_a_template(tmp_path):
+    fast = tokenizer("chatml")
+    fast.chat_template = None
+    tiny_model("llama", layers=2, vocab_size=len(fast)).save_pretrained(tmp_path)
+    fast.save_pretrained(tmp_path)
+    checks = {check.name: check for check in doctor.examine(str(tmp_path))}
+    assert all(check.passed for check in checks.values())
+    assert "skipped" in checks["second turn"].detail
