@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 
 os.environ["TENURE_POISON"] = "1"
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: threads that wait for each other cost more than they save
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # tiny models: threads that wait for each other cost more than they save
 
 import copy
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from tenure import Engine
 from tenure.config import EngineConfig
 
@@ -79,7 +82,9 @@ def engines(models: Callable[..., Any]) -> Callable[..., Engine]:
     """``engines(family, executor=..., rotate=...)``: an engine on a copy of the stock model."""
     made: dict[str, Engine] = {}
 
-    def get(family: str, *, executor: str = "auto", rotate: str = "copy", tokenizer: Any = None, **options: Any) -> Engine:
+    def get(
+        family: str, *, executor: str = "auto", rotate: str = "copy", tokenizer: Any = None, **options: Any
+    ) -> Engine:
         key = repr((family, executor, rotate, id(tokenizer), sorted(options.items(), key=str)))
         if key not in made:
             made[key] = Engine(

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from tenure.models.adapter import Adapter
 from torch import Tensor
+
+from tenure.models.adapter import Adapter
 
 
 class MaskedReference:

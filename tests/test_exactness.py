@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tenure.policies import POLICIES
 
+from tenure.policies import POLICIES
 from tests.conftest import random_ids, stock_logits
 from tests.reference import MaskedReference
 

@@ -45,11 +45,15 @@ class EngineConfig:
         _one_of("executor", self.executor, ("auto", "fused", "transformers"))
         _one_of("weights", self.weights, ("auto", "int8"))
         if self.weights == "int8" and self.executor == "transformers":
-            raise ConfigError("int8 runs on the fused executor only", option="weights", way_out="Use executor 'auto'")
+            raise ConfigError(
+                "int8 runs on the fused executor only", option="weights", way_out="Use executor 'auto'"
+            )
         _one_of("rotate", self.rotate, ("copy", "read"))
         _whole("threads", self.threads, optional=True)
         if self.threads is not None and self.threads < 1:
-            raise ConfigError(f"{self.threads} threads cannot run", option="threads", way_out="Give 1 or more")
+            raise ConfigError(
+                f"{self.threads} threads cannot run", option="threads", way_out="Give 1 or more"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,11 +90,15 @@ class SessionConfig:
             _whole(name, getattr(self, name), optional=name in ("budget", "limit"))
         for name, low in (("chunk", 1), ("slack", 1), ("sinks", 0)):
             if getattr(self, name) < low:
-                raise ConfigError(f"{getattr(self, name)} is too small", option=name, way_out=f"Give at least {low}")
+                raise ConfigError(
+                    f"{getattr(self, name)} is too small", option=name, way_out=f"Give at least {low}"
+                )
         if self.budget is None:
             if self.policy != "full":
                 raise ConfigError(
-                    f"policy {self.policy!r} needs a budget", option="budget", way_out="Give one, or policy 'full'"
+                    f"policy {self.policy!r} needs a budget",
+                    option="budget",
+                    way_out="Give one, or policy 'full'",
                 )
         elif self.policy == "full":
             raise ConfigError(
@@ -127,9 +135,7 @@ class SessionConfig:
         return None if self.budget is None else self.budget + self.chunk + self.slack
 
     @classmethod
-    def load(
-        cls, path: Path | None = None, *, env: Mapping[str, str] = os.environ, **overrides: Any
-    ) -> Self:
+    def load(cls, path: Path | None = None, *, env: Mapping[str, str] = os.environ, **overrides: Any) -> Self:
         """Options from a TOML file, then ``TENURE_*`` of the environment, then arguments that are not None.
 
         Raises:
@@ -140,9 +146,13 @@ class SessionConfig:
             try:
                 table = tomllib.loads(path.read_text(encoding="utf-8")).get("session", {})
             except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-                raise ConfigError(str(error), option=str(path), way_out="Give a readable TOML file") from error
+                raise ConfigError(
+                    str(error), option=str(path), way_out="Give a readable TOML file"
+                ) from error
             if not isinstance(table, dict):
-                raise ConfigError(f"session is {table!r}", option=str(path), way_out="Make it a table, [session]")
+                raise ConfigError(
+                    f"session is {table!r}", option=str(path), way_out="Make it a table, [session]"
+                )
             values.update(table)
         known = {item.name: item for item in fields(cls)}
         for name in known:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tenure.cache.attend import Forward
+from tenure.cache.attend import Forward, Work
 from tenure.cache.rows import Layout
 from tenure.config import EngineConfig, SessionConfig
 from tenure.errors import ConfigError, ModelError
@@ -108,7 +108,9 @@ class Engine:
         """Shape of the model's keys and values."""
         return self.adapter.layout
 
-    def session(self, config: SessionConfig | None = None, *, plan: Plan | None = None, **options: Any) -> Session:
+    def session(
+        self, config: SessionConfig | None = None, *, plan: Plan | None = None, **options: Any
+    ) -> Session:
         """Open a session.
 
         Args:
@@ -142,7 +144,10 @@ class Engine:
         batch = [(session, ids) for session, ids in batch if ids]
         if not batch:
             return 0
-        work, positions, wanted, start, largest = [], [], [], 0, 0
+        work: list[Work] = []
+        positions: list[Tensor] = []
+        wanted: list[int] = []
+        start = largest = 0
         for session, ids in batch:
             memory = session.memory
             with uninterrupted():
@@ -167,7 +172,12 @@ class Engine:
         return start
 
     def _forward(
-        self, ids: Sequence[Sequence[int]], work: Sequence[Any], positions: Tensor, largest: int, wanted: list[int]
+        self,
+        ids: Sequence[Sequence[int]],
+        work: Sequence[Work],
+        positions: Tensor,
+        largest: int,
+        wanted: list[int],
     ) -> Tensor:
         device = self.layout.device
         cos, sin = self.adapter.rope.cos_sin(positions.to(device), largest=largest)
@@ -206,7 +216,9 @@ def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(f"{name!r} is no torch device", option="device", way_out="Give cpu or cuda") from error
+        raise ConfigError(
+            f"{name!r} is no torch device", option="device", way_out="Give cpu or cuda"
+        ) from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ModelError("no CUDA device is visible", option="device", way_out="Use --device cpu")
     if device.type not in ("cpu", "cuda"):

@@ -129,11 +129,15 @@ class Ledger:
         stays = logical < length
         kept = int(stays.sum(1).min())
         if self.groups == 1 or bool((stays.sum(1) == kept).all()):
-            index = torch.arange(self.rows, device=logical.device).expand_as(stays)[stays].view(self.groups, kept)
+            index = (
+                torch.arange(self.rows, device=logical.device).expand_as(stays)[stays].view(self.groups, kept)
+            )
         else:
             hard = torch.tensor([span.pin == "hard" for span in self.spans] or [False], device=logical.device)
             safe = (logical < sinks) | hard[self.span_index(logical).clamp_(min=0)]
-            rank = self.score[:, : self.rows].masked_fill(safe, float("inf")).masked_fill(~stays, float("-inf"))
+            rank = (
+                self.score[:, : self.rows].masked_fill(safe, float("inf")).masked_fill(~stays, float("-inf"))
+            )
             order = rank.sort(dim=1, descending=True, stable=True).indices[:, :kept]
             index = order.sort(1).values
             over = stays.scatter(1, index, False)
@@ -193,7 +197,8 @@ class Ledger:
             "logical indices do not ascend": bool((logical.diff(dim=1) > 0).all()),
             "positions do not ascend": bool((position.diff(dim=1) > 0).all()),
             "a row is ahead of the session": self.rows == 0 or int(logical[:, -1].max()) < self.length,
-            "a position is ahead of the next": self.rows == 0 or int(position[:, -1].max()) < self.next_position,
+            "a position is ahead of the next": self.rows == 0
+            or int(position[:, -1].max()) < self.next_position,
             f"next position {self.next_position} passes the limit {limit}": limit is None
             or self.next_position <= limit,
             "spans do not cover the tokens": self._spans_cover(),

@@ -13,7 +13,6 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -23,6 +22,7 @@ from tenure.cache.rows import CosSin, Layout, RowSegment
 from tenure.config import SessionConfig
 from tenure.errors import BudgetError, ConfigError
 from tenure.interrupt import uninterrupted
+from tenure.kernels import Kernels
 from tenure.ledger import Ledger
 from tenure.plan import Plan
 from tenure.policies import Policy, View, make_policy, select
@@ -49,7 +49,7 @@ class Device:
 
     layout: Layout
     cos_sin: Callable[[Tensor, int], tuple[Tensor, Tensor]]
-    kernels: ModuleType
+    kernels: Kernels
     copy: bool
 
 
@@ -83,7 +83,9 @@ class Memory:
         # Bounded positions never pass the limit; for the others fp64 is the safe side.
         largest = self.config.position_limit
         cos_sin = self.device.cos_sin
-        return lambda positions: cos_sin(positions, largest or int(positions.max()) if positions.numel() else 0)
+        return lambda positions: cos_sin(
+            positions, largest or int(positions.max()) if positions.numel() else 0
+        )
 
     # -- tokens on their way in ------------------------------------------------------------------
 
@@ -276,7 +278,9 @@ class Memory:
         """
         if not isinstance(count, int) or not 0 <= count <= len(self.ids):
             raise ConfigError(
-                f"{count} is not in 0..{len(self.ids)}", option="keep_first", way_out="Give a length up to the present"
+                f"{count} is not in 0..{len(self.ids)}",
+                option="keep_first",
+                way_out="Give a length up to the present",
             )
         with uninterrupted():
             self.drop_backlog()

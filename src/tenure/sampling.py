@@ -30,7 +30,7 @@ class SamplingOptions:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
-    stop: tuple[str, ...] = ()
+    stop: tuple[str, ...] | str = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -38,7 +38,9 @@ class SamplingOptions:
         for name in ("max_tokens", "temperature", "top_p", "min_p"):
             kinds, word = (int, "whole number") if name == "max_tokens" else ((int, float), "number")
             if not isinstance(getattr(self, name), kinds) or isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{getattr(self, name)!r} cannot be used", option=name, way_out=f"Give a {word}")
+                raise ConfigError(
+                    f"{getattr(self, name)!r} cannot be used", option=name, way_out=f"Give a {word}"
+                )
         checks = (
             ("max_tokens", self.max_tokens >= 1, "Give 1 or more"),
             ("temperature", 0 <= self.temperature < float("inf"), "Give 0 or more"),
@@ -96,7 +98,9 @@ class Sampler:
         """
         if not logits.max().isfinite():  # NaN, if there is one, is the largest
             raise ModelError(
-                "the logits are not finite", option="model", way_out="Use dtype fp32 or bf16, and check the weights"
+                "the logits are not finite",
+                option="model",
+                way_out="Use dtype fp32 or bf16, and check the weights",
             )
         if self._greedy:
             return int(logits.argmax())

@@ -226,7 +226,9 @@ class Session:
                 transcript = self._transcript.fork()
                 self._enqueue(transcript.close(), [], transcript, [])  # a closing that was held back
                 transcript.raw()
-                self._states.append((len(self.memory.ids) + self.memory.waiting + len(ids), transcript.snapshot()))
+                self._states.append(
+                    (len(self.memory.ids) + self.memory.waiting + len(ids), transcript.snapshot())
+                )
             self.memory.queue(ids, new)
         return new
 
@@ -291,7 +293,9 @@ class Session:
             self.queue([], reply=True)
         span = self.memory.last_span
         if span is None:
-            raise ConfigError("there is nothing to answer", option="session", way_out="Append a message first")
+            raise ConfigError(
+                "there is nothing to answer", option="session", way_out="Append a message first"
+            )
         if span.role != "assistant" or span.pin is not None:
             span = self._new_span(None, Region.ASSISTANT, "assistant", None)  # the template writes no header
         if not self.memory.waiting and self.logits is None:
@@ -324,7 +328,12 @@ class Session:
         if self._collected is not None:
             self._collected.append(logits)
         self.logits = logits[-1] if len(logits) else None
-        if self.logits is not None and self._turn is not None and not self._turn.done and not self.memory.waiting:
+        if (
+            self.logits is not None
+            and self._turn is not None
+            and not self._turn.done
+            and not self.memory.waiting
+        ):
             self._turn.accept(self.logits)
 
     def rewind_turn(self, span: Span, length: int, text: str) -> None:
@@ -381,7 +390,9 @@ class Session:
         self._idle()
         tokens = len(self.memory.ids)
         if not isinstance(count, int) or not 0 <= count <= tokens:
-            raise ConfigError(f"{count} is not in 0..{tokens}", option="drop_last", way_out="Give fewer tokens")
+            raise ConfigError(
+                f"{count} is not in 0..{tokens}", option="drop_last", way_out="Give fewer tokens"
+            )
         if count:
             self.keep_first(tokens - count)
 
@@ -421,7 +432,9 @@ class Session:
             positions=(int(positions.min()), int(positions.max())) if positions.numel() else None,
             rotary_gap=ledger.rotary_gap(span),
             pin=span.pin,
-            readers=tuple(step.id for step in self.plan.readers(span.id) if step.id not in self.plan.finished),
+            readers=tuple(
+                step.id for step in self.plan.readers(span.id) if step.id not in self.plan.finished
+            ),
             evicted=dict(span.evicted),
             text="" if tokenizer is None else tokenizer.decode(ids),
         )
@@ -472,7 +485,9 @@ class Session:
 
     def _idle(self) -> None:
         if self._closed:
-            raise ConfigError("the session is closed", option="session", way_out="Open a new one, or fork before")
+            raise ConfigError(
+                "the session is closed", option="session", way_out="Open a new one, or fork before"
+            )
         if self._turn is not None:
             raise ConfigError(
                 "a turn is still being generated", option="session", way_out="Finish or close the turn first"

@@ -123,4 +123,6 @@ def check_span_id(span_id: str, taken: Container[str]) -> None:
     if not span_id or "\0" in span_id:
         raise MessageError("a span id is a non-empty text without NUL", option="span")
     if span_id in taken:
-        raise MessageError(f"{span_id!r} is the id of an earlier span", option="span", way_out="Give a new id")
+        raise MessageError(
+            f"{span_id!r} is the id of an earlier span", option="span", way_out="Give a new id"
+        )

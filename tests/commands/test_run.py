@@ -157,20 +157,37 @@ def test_explain_of_what_is_not_there(tenure, tiny_folder, story):
 
 @pytest.mark.model
 def test_example_on_a_trained_model(tenure):
-    call = [
-        "run",
-        "examples/coding.jsonl",
-        "--model",
-        "smollm2-135m",
-        "--budget",
-        1024,
-        "--chunk",
-        512,
-        "--json",
-    ]
-    found = json.loads(tenure(*call, "--max-tokens", 24).stdout)
+    options = ["--budget", 1024, "--chunk", 512, "--max-tokens", 8, "--json"]
+    found = json.loads(tenure("run", "examples/coding.jsonl", "--model", "smollm2-135m", *options).stdout)
     assert found["facts_total"] == 11
-    assert found["facts_found"] >= 1
+    assert found["tokens"] > 3000
     assert found["kv_bytes"] < found["full_kv_bytes"]
-    assert found["stats"]["resident"] <= 1024
-    assert all(answer["residency"] == 1.0 for answer in found["answers"])
+    assert found["stats"]["resident"] == 1024
+    assert found["answers"][-1]["residency"] == 1.0
+
+
+@pytest.mark.model
+def test_a_trained_model_answers_from_the_start(tenure, session_file):
+    notes = (
+        "The river rises in spring and falls in late summer. Boats wait at the lock until the keeper opens it.",
+        "Bread is baked every morning, and the smell drifts over the square before the shops open.",
+        "The school on the hill has two rooms and a garden in which the children grow beans and pumpkins.",
+    )
+    lines = [
+        {"role": "system", "content": "Answer questions with the exact words that were given."},
+        {"role": "user", "content": "Remember: the access code of the pump house is 7341.", "span": "code"},
+        {"role": "assistant", "content": "I will remember it."},
+    ]
+    for number in range(12):
+        text = f"Note {number}. {notes[number % 3]} {notes[(number + 1) % 3]}"
+        lines += [
+            {"role": "user", "content": text},
+            {"role": "assistant", "content": "Thank you for the note."},
+        ]
+    question = "What is the access code of the pump house?"
+    lines.append({"probe": question, "expect": ["7341"], "reads": ["code"], "max_tokens": 24})
+    options = ["--model", "smollm2-135m", "--budget", 128, "--chunk", 128, "--json"]
+    found = json.loads(tenure("run", session_file(*lines), *options).stdout)
+    assert found["tokens"] > 5 * found["budget"]
+    assert found["answers"][0]["residency"] == 1.0
+    assert found["facts_found"] == 1

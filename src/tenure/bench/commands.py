@@ -12,9 +12,13 @@ from rich.table import Table
 
 app = typer.Typer(no_args_is_help=True, help="Measure speed, and what sessions still answer.")
 
-Model = Annotated[str, typer.Option(help="A name of `tenure models list`, a folder, a GGUF file or a hub id.")]
+Model = Annotated[
+    str, typer.Option(help="A name of `tenure models list`, a folder, a GGUF file or a hub id.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON, as the last line.")]
-Record = Annotated[Path | None, typer.Option(help="Also write the result with machine and commit to this file.")]
+Record = Annotated[
+    Path | None, typer.Option(help="Also write the result with machine and commit to this file.")
+]
 _PEERS = "tenure,transformers,transformers-truncated,llama.cpp-fa,llama.cpp,vllm"
 _PARTS = "fill,decode,policies,long"
 
@@ -41,7 +45,14 @@ def speed(
     if unknown := set(wanted) - set(_PARTS.split(",")):
         raise ConfigError(f"{sorted(unknown)[0]!r} is not known", option="parts", way_out=f"Known: {_PARTS}")
     config = bench.SpeedConfig(
-        model=model, budget=budget, chunk=chunk, repeats=repeats, tokens=tokens, dtype=dtype, device=device, seed=seed
+        model=model,
+        budget=budget,
+        chunk=chunk,
+        repeats=repeats,
+        tokens=tokens,
+        dtype=dtype,
+        device=device,
+        seed=seed,
     )
     console = Console(stderr=True)
     with console.status("loading") as status:
@@ -78,7 +89,14 @@ def peers(
             seed=seed,
             note=status.update,
         )
-    config = {"turns": turns, "tokens": tokens, "write": write, "budget": budget, "threads": threads, "seed": seed}
+    config = {
+        "turns": turns,
+        "tokens": tokens,
+        "write": write,
+        "budget": budget,
+        "threads": threads,
+        "seed": seed,
+    }
     _finish("peers", config, result, record, as_json)
 
 
@@ -116,7 +134,9 @@ def profile(
     _finish("profile", config, result, record, as_json)
 
 
-def _finish(name: str, config: dict[str, Any], result: dict[str, Any], record: Path | None, as_json: bool) -> None:
+def _finish(
+    name: str, config: dict[str, Any], result: dict[str, Any], record: Path | None, as_json: bool
+) -> None:
     from tenure.bench import record as records
 
     if record is not None:

@@ -120,7 +120,7 @@ def run(
     fill = _measure(engine, session, lambda: session.append_ids(ids(chunk)), 1)
     decode = _measure(engine, session, lambda: session.force(ids(_STEPS)), _STEPS)
     if flame is not None:
-        _flame(flame, lambda: (session.append_ids(ids(2 * chunk)), session.force(ids(2 * _STEPS))))
+        _flame(flame, lambda: session.append_ids(ids(2 * chunk)), lambda: session.force(ids(2 * _STEPS)))
     return {"model": model, "fill": fill, "decode": decode}
 
 
@@ -139,10 +139,14 @@ def _measure(engine: Engine, session: Session, call: Callable[[], Any], steps: i
         name: 1e3 * statistics.median(part.get(name, 0.0) for part in parts) / steps
         for name in dict.fromkeys(name for part in parts for name in part)
     }
-    return {"total_ms": total, **result, "python and small operations": max(0.0, total - sum(result.values()))}
+    return {
+        "total_ms": total,
+        **result,
+        "python and small operations": max(0.0, total - sum(result.values())),
+    }
 
 
-def _flame(path: Path, call: Callable[[], Any]) -> None:
+def _flame(path: Path, *calls: Callable[[], Any]) -> None:
     try:
         from pyinstrument import Profiler
         from pyinstrument.renderers import HTMLRenderer
@@ -152,5 +156,6 @@ def _flame(path: Path, call: Callable[[], Any]) -> None:
         ) from error
     profiler = Profiler(interval=0.0005)
     with profiler:
-        call()
+        for call in calls:
+            call()
     path.write_text(profiler.output(HTMLRenderer()), encoding="utf-8")

@@ -36,7 +36,9 @@ def commit() -> str | None:
     folder = Path(__file__).parent
     try:
         head = _git(folder, "rev-parse", "--short=12", "HEAD")
-        return head + ("+" if _git(folder, "status", "--porcelain", "--untracked-files=no", "--", "*.py") else "")
+        return head + (
+            "+" if _git(folder, "status", "--porcelain", "--untracked-files=no", "--", "*.py") else ""
+        )
     except (OSError, subprocess.CalledProcessError):
         return None
 

@@ -96,12 +96,12 @@ class Bench:
         session.append_ids(self.ids(self.config.budget + self.config.chunk))
         return session
 
-    def time(self, call: Callable[[], Any]) -> float:
+    def time(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> float:
         """Seconds of one call."""
         if self.config.device != "cpu":
             torch.cuda.synchronize()
         start = time.perf_counter()
-        call()
+        call(*arguments, **options)
         if self.config.device != "cpu":
             torch.cuda.synchronize()
         return time.perf_counter() - start
@@ -123,11 +123,11 @@ class Bench:
         for turn in range(self.config.repeats + 1):
             ids = self.ids(self.config.chunk)
             for name, session in arms.items():
-                seconds[name].append(self.time(lambda session=session: session.append_ids(ids)))  # type: ignore[misc]
+                seconds[name].append(self.time(session.append_ids, ids))
             cache, batch = copy.deepcopy(kept), torch.tensor([ids], device=self.stock.device)
             with torch.inference_mode():
                 seconds["transformers"].append(
-                    self.time(lambda: self.stock(batch, logits_to_keep=1, **_cache(cache)))
+                    self.time(self.stock, batch, logits_to_keep=1, **_cache(cache))
                 )
             self.note(f"fill {turn}/{self.config.repeats}")
         speed = {name: self.config.chunk / statistics.median(times[1:]) for name, times in seconds.items()}
@@ -146,9 +146,9 @@ class Bench:
         seconds: dict[str, list[float]] = {"tenure": [], "transformers": []}
         for turn in range(self.config.repeats + 1):
             ids = self.ids(tokens)
-            seconds["tenure"].append(self.time(lambda: session.force(ids)) / tokens)
+            seconds["tenure"].append(self.time(session.force, ids) / tokens)
             cache = copy.deepcopy(kept)
-            seconds["transformers"].append(self.time(lambda: self._decode_stock(cache, ids)) / tokens)
+            seconds["transformers"].append(self.time(self._decode_stock, cache, ids) / tokens)
             self.note(f"decode {turn}/{self.config.repeats}")
         speed = {name: 1 / statistics.median(times[1:]) for name, times in seconds.items()}
         return {
@@ -173,7 +173,7 @@ class Bench:
         with PeakMemory() as peak:
             peak_early = 0
             for number in range(chunks):
-                seconds.append(self.time(lambda: session.append_ids(self.ids(self.config.chunk))))
+                seconds.append(self.time(session.append_ids, self.ids(self.config.chunk)))
                 sizes.add(session.stats().kv_bytes)
                 if number + 1 == edge:
                     peak_early = peak.bytes
@@ -211,7 +211,7 @@ class Bench:
         for turn in range(self.config.repeats):
             ids = self.ids(3 * self.config.chunk + 64)
             for arm, session in arms.items():
-                seconds[arm].append(self.time(lambda session=session: play(session, ids)))  # type: ignore[misc]
+                seconds[arm].append(self.time(play, session, ids))
             self.note(f"policies {turn + 1}/{self.config.repeats}")
         median = {arm: statistics.median(times) for arm, times in seconds.items()}
         base = median["recency", "logical"]

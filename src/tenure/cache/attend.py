@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from tenure.cache.rows import RowSegment, Segment
+from tenure.kernels import Kernels
 from tenure.kernels.native import Native
 
 
@@ -80,13 +80,15 @@ class Forward:
     work: Sequence[Work]
     cos: Tensor
     sin: Tensor
-    kernels: ModuleType
+    kernels: Kernels
     scale: float
 
     def steps(self, native: Native) -> bool:
         """Whether every session decodes one token on a slab that the native kernels can read."""
         return all(
-            work.stop - work.start == 1 and not work.frozen and native.can_read(work.rows.raw, work.rows.rotated)
+            work.stop - work.start == 1
+            and not work.frozen
+            and native.can_read(work.rows.raw, work.rows.rotated)
             for work in self.work
         )
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from tenure.errors import IntegrityError
+from tenure.kernels import Kernels
 
 CosSin = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Positions ``[...]`` to cosines and sines ``[..., r/2]``, fp32."""
@@ -66,7 +66,7 @@ class RowSegment:
         capacity: int,
         positions: Tensor,
         cos_sin: CosSin,
-        kernels: ModuleType,
+        kernels: Kernels,
         *,
         copy: bool = True,
     ) -> None:

@@ -10,7 +10,7 @@ import inspect
 import json
 import tomllib
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from pathlib import Path  # noqa: TC003 - typer reads it from the annotations
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-from types import ModuleType
+from typing import Protocol, cast
 
 import torch
+from torch import Tensor
 
 
-def kernels_for(device: torch.device) -> ModuleType:
-    """The kernel module for a device: ``cpu`` or ``cuda``.
+class Kernels(Protocol):
+    """What a kernel module has; see :mod:`tenure.kernels.reference` and :mod:`tenure.kernels.cpu`."""
 
-    Each has ``rotate``, ``attend``, ``decode``, ``attention_mass`` and ``merge``.
-    """
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotate by position."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+        """Attention of one block and its log-sum-exp."""
+
+    def decode(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Attention of one query, its log-sum-exp and its probabilities."""
+
+    def attention_mass(self, q: Tensor, k: Tensor, lse: Tensor, *, scale: float) -> Tensor:
+        """Softmax mass each key received."""
+
+    def merge(self, parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Join blocks by their log-sum-exp."""
+
+
+def kernels_for(device: torch.device) -> Kernels:
+    """The kernel module for a device: ``cpu`` or ``cuda``."""
     if device.type == "cuda":
         from tenure.kernels import cuda
 
-        return cuda
+        return cast("Kernels", cuda)
     from tenure.kernels import cpu
 
-    return cpu
+    return cast("Kernels", cpu)

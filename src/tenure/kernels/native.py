@@ -167,7 +167,13 @@ def _build(compiler: str) -> Path:
     runtime = _share_openmp()
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True).stdout
     key = blake2b(digest_size=12)
-    for part in (_SOURCE.read_bytes(), version, " ".join(_FLAGS).encode(), _machine().encode(), str(runtime).encode()):
+    for part in (
+        _SOURCE.read_bytes(),
+        version,
+        " ".join(_FLAGS).encode(),
+        _machine().encode(),
+        str(runtime).encode(),
+    ):
         key.update(part)
     target = cache_folder() / "native" / f"{key.hexdigest()}.so"
     if target.exists():
@@ -178,7 +184,15 @@ def _build(compiler: str) -> Path:
         for command in (
             [compiler, *_FLAGS, "-c", str(_SOURCE), "-o", str(object_file)],
             # Left out at the link, OpenMP's symbols are torch's own: one pool of threads instead of two.
-            [compiler, "-shared", str(object_file), "-o", str(built), "-lm", *([] if runtime else ["-fopenmp"])],
+            [
+                compiler,
+                "-shared",
+                str(object_file),
+                "-o",
+                str(built),
+                "-lm",
+                *([] if runtime else ["-fopenmp"]),
+            ],
         ):
             subprocess.run(command, check=True, capture_output=True, timeout=120)
         built.replace(target)

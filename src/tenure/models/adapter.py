@@ -131,7 +131,9 @@ class Adapter:
             )
         if isinstance(model.model.rotary_emb, IdentityRotary):
             raise ModelError(
-                "an engine runs on this model already", option=f"model {config.model_type}", way_out="Load it again"
+                "an engine runs on this model already",
+                option=f"model {config.model_type}",
+                way_out="Load it again",
             )
         rope = Rope.of(model)
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

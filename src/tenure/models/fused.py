@@ -72,22 +72,28 @@ class FusedDecoder:
 
     def __call__(self, ids: Tensor, work: Forward, logit_rows: Tensor) -> Tensor:
         """Logits ``[len(logit_rows), vocabulary]`` fp32 of token ids ``[T]``."""
-        if self._native is not None and len(ids) <= MAX_TOKENS and work.steps(self._native):
-            hidden = self._few(self._native, ids, work)[logit_rows]
+        kernels = self._native if self._native is not None and work.steps(self._native) else None
+        if kernels is not None and len(ids) <= MAX_TOKENS:
+            hidden = self._few(kernels, ids, work)[logit_rows]
             out = torch.empty(len(hidden), self._logits.outputs)
-            return self._logits.few(self._native, hidden, out) if len(hidden) else out
-        hidden = self._many(ids, work)[logit_rows]
+            return self._logits.few(kernels, hidden, out) if len(hidden) else out
+        hidden = self._many(kernels, ids, work)[logit_rows]
         return self._logits(hidden).float()
 
-    def _many(self, ids: Tensor, work: Forward) -> Tensor:
+    def _many(self, kernels: Native | None, ids: Tensor, work: Forward) -> Tensor:
         hidden = self._embed(ids)
         for index, layer in enumerate(self._layers):
             x = self._rms(hidden, layer.norm)
             qkv = layer.qkv(x).view(len(x), -1, self._head_dim)
-            q, k, v = qkv.split([self._heads, self._kv_heads, self._kv_heads], 1)
+            q, k, v = torch.split(qkv, [self._heads, self._kv_heads, self._kv_heads], 1)
             if layer.q_norm is not None and layer.k_norm is not None:
                 q, k = self._rms(q, layer.q_norm), self._rms(k, layer.k_norm)
-            attended = work.attend(index, q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1))
+            if kernels is not None:  # many sessions, one token each
+                single = torch.empty(len(x), self._heads, self._head_dim)
+                work.step(kernels, index, torch.cat([q, k, v], 1).float(), single)
+                attended = single.to(x.dtype)
+            else:
+                attended = work.attend(index, q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1))
             hidden = hidden + layer.out(attended.flatten(1))
             x = self._rms(hidden, layer.mlp_norm)
             gate, up = layer.gate_up(x).chunk(2, -1)
@@ -107,7 +113,10 @@ class FusedDecoder:
             layer.qkv.few(kernels, x, qkv)
             if layer.q_norm is not None and layer.k_norm is not None:
                 for token in qkv:
-                    for norm, part in ((layer.q_norm, token[:heads]), (layer.k_norm, token[heads : heads + kv_heads])):
+                    for norm, part in (
+                        (layer.q_norm, token[:heads]),
+                        (layer.k_norm, token[heads : heads + kv_heads]),
+                    ):
                         kernels.rms_norm(part, self._in_fp32(norm), part, self._eps)
             work.step(kernels, index, qkv, attended)
             layer.out.few(kernels, attended.view(tokens, -1), hidden, add=True)

@@ -49,11 +49,11 @@ class Projection:
             weight = torch.mul(weight, self.scale.to(x.dtype)[:, None])
         return functional.linear(x, weight, self.bias)
 
-    def few(self, kernels: Native, x: Tensor, out: Tensor, *, add: bool = False, gated: bool = False) -> Tensor:
+    def few(
+        self, kernels: Native, x: Tensor, out: Tensor, *, add: bool = False, gated: bool = False
+    ) -> Tensor:
         """Apply to a few fp32 tokens; see :meth:`~tenure.kernels.native.Native.linear`."""
-        return kernels.linear(
-            self.weight, x, out, scale=self.scale, bias=self._bias, add=add, gated=gated
-        )
+        return kernels.linear(self.weight, x, out, scale=self.scale, bias=self._bias, add=add, gated=gated)
 
     @property
     def _bias(self) -> Tensor | None:

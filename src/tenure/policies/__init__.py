@@ -40,7 +40,9 @@ def make_policy(name: str, options: Mapping[str, Any] | None = None) -> Policy:
     try:
         return POLICIES[name](**(options or {}))
     except TypeError as error:
-        raise ConfigError(str(error), option=f"policy {name}", way_out="See the fields of the policy") from error
+        raise ConfigError(
+            str(error), option=f"policy {name}", way_out="See the fields of the policy"
+        ) from error
 
 
 __all__ = [

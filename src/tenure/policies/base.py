@@ -96,5 +96,3 @@ def ascending(rank: Tensor) -> Tensor:
     places = torch.arange(rank.shape[1] - 1, -1, -1, device=rank.device).expand_as(rank)
     best_first = rank.sort(dim=1, descending=True, stable=True).indices
     return torch.empty_like(best_first).scatter_(1, best_first, places)
-
-

@@ -43,7 +43,9 @@ class Foresight(H2O):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.mode not in ("lexicographic", "paper"):
-            raise ConfigError(f"{self.mode!r} is not known", option="mode", way_out="Give lexicographic or paper")
+            raise ConfigError(
+                f"{self.mode!r} is not known", option="mode", way_out="Give lexicographic or paper"
+            )
         if self.phi <= 0:
             raise ConfigError(f"{self.phi} is no bonus", option="phi", way_out="Give a positive number")
 

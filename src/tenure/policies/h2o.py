@@ -36,7 +36,9 @@ class H2O(Policy):
     def __post_init__(self) -> None:
         check_ratio(self.recent_ratio)
         if self.window < 0:
-            raise ConfigError(f"{self.window} queries cannot be counted", option="window", way_out="Give 0 for all")
+            raise ConfigError(
+                f"{self.window} queries cannot be counted", option="window", way_out="Give 0 for all"
+            )
 
     @property
     def statistics(self) -> Statistics | None:

@@ -45,5 +45,3 @@ def check_ratio(value: float) -> None:
     """Raise ConfigError unless ``recent_ratio`` is a share."""
     if not 0.0 <= value < 1.0:
         raise ConfigError(f"{value} is not in [0, 1)", option="recent_ratio")
-
-

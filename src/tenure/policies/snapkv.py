@@ -33,9 +33,13 @@ class SnapKV(Policy):
 
     def __post_init__(self) -> None:
         if self.window < 1:
-            raise ConfigError(f"{self.window} queries cannot score", option="window", way_out="Give 1 or more")
+            raise ConfigError(
+                f"{self.window} queries cannot score", option="window", way_out="Give 1 or more"
+            )
         if self.kernel < 1 or self.kernel % 2 == 0:
-            raise ConfigError(f"{self.kernel} is not an odd width", option="kernel", way_out="Give 1, 3, 5, ...")
+            raise ConfigError(
+                f"{self.kernel} is not an odd width", option="kernel", way_out="Give 1, 3, 5, ..."
+            )
 
     @property
     def statistics(self) -> Statistics | None:

@@ -94,7 +94,10 @@ def python_of(peer: Peer, note: Callable[[str], None]) -> str:
         environment = {**os.environ, **({"CMAKE_ARGS": peer.cmake} if peer.cmake else {})}
         try:
             subprocess.run(
-                [python, "-m", "pip", "install", "-q", peer.needs], check=True, env=environment, capture_output=True
+                [python, "-m", "pip", "install", "-q", peer.needs],
+                check=True,
+                env=environment,
+                capture_output=True,
             )
             if peer.remove:
                 subprocess.run([python, "-m", "pip", "uninstall", "-q", "-y", *peer.remove], check=True)
@@ -182,7 +185,9 @@ def run(
 
     known = peers()
     if unknown := [name for name in names if name not in known]:
-        raise ConfigError(f"{unknown[0]!r} is not known", option="peers", way_out="Known: " + ", ".join(known))
+        raise ConfigError(
+            f"{unknown[0]!r} is not known", option="peers", way_out="Known: " + ", ".join(known)
+        )
     found = resolve(model)
     tokenizer = AutoTokenizer.from_pretrained(found.path)
     script = scripts.build(tokenizer, turns=turns, tokens=tokens, seed=seed)
@@ -220,13 +225,18 @@ def run(
         "model": model,
         "tokens": total,
         "turns": len(script.turns),
-        "peers": {name: _summary(rows[name], write, scripts.score(tokenizer, script, answers[name])) for name in names},
+        "peers": {
+            name: _summary(rows[name], write, scripts.score(tokenizer, script, answers[name]))
+            for name in names
+        },
     }
 
 
 def _summary(rows: list[dict[str, Any]], write: int, facts: tuple[int, int]) -> dict[str, Any]:
     seconds = [row["seconds"] for row in rows]
-    decode = sum(row["written"] - 1 for row in rows) / sum(row["seconds"] - row["first_token"] for row in rows)
+    decode = sum(row["written"] - 1 for row in rows) / sum(
+        row["seconds"] - row["first_token"] for row in rows
+    )
     return {
         "total_seconds": sum(seconds),
         "turn_p50": statistics.median(seconds),

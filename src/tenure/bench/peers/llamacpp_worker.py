@@ -14,7 +14,7 @@ import urllib.request
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(__file__))
-from worker import serve  # noqa: E402
+from worker import serve
 
 
 class LlamaCppPlayer:
@@ -24,7 +24,9 @@ class LlamaCppPlayer:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        binary = shutil.which("llama-server", path=os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"])
+        binary = shutil.which(
+            "llama-server", path=os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
+        )
         command = [
             *(binary or "llama-server", "-m", job["gguf"], "--host", "127.0.0.1", "--port", str(port)),
             *("-c", str(job["context"]), "-t", str(job["threads"]), "-tb", str(job["threads"]), "-np", "1"),

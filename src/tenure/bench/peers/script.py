@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tenure.bench.demo_session import build_demo, facts_found
+from tenure.messages import Message
 from tenure.transcript import Transcript
 
 
@@ -45,7 +46,9 @@ def build(tokenizer: Any, *, turns: int, tokens: int, seed: int) -> Script:
     """
     session = build_demo(tokenizer, tokens=turns * tokens, seed=seed)
     transcript = Transcript(tokenizer)
-    cut, spans, batch = [], [], []
+    cut: list[list[int]] = []
+    spans: list[list[tuple[int, int, str]]] = []
+    batch: list[Message] = []
     closing: list[int] = []
     messages = list(session.messages)
     for number, message in enumerate(messages):

@@ -14,7 +14,9 @@ class TenurePlayer:
 
     def __init__(self, job: dict[str, Any]) -> None:
         options = job["options"]
-        self.engine = Engine.load(job["model"], threads=job["threads"], weights=options.get("weights", "auto"))
+        self.engine = Engine.load(
+            job["model"], threads=job["threads"], weights=options.get("weights", "auto")
+        )
         script = job["script"]
         steps = [Step("read")]
         steps += [Step(f"question-{number}", tuple(reads)) for number, reads in enumerate(script["reads"])]

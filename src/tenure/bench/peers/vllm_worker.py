@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(__file__))
-from worker import serve  # noqa: E402
+from worker import serve
 
 
 class VllmPlayer:
