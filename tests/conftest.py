@@ -50,6 +50,10 @@ def tiny_model(family: str, *, layers: int = 3, seed: int = 0, **options: Any) -
     if family == "phi":
         sizes["num_key_value_heads"] = 4
         sizes["partial_rotary_factor"] = 0.5
+    if "rope_parameters" in options and int(transformers.__version__.split(".")[0]) < 5:
+        scaling = dict(options.pop("rope_parameters"))  # transformers 4 has two fields for it
+        options["rope_theta"] = scaling.pop("rope_theta", 10000.0)
+        options["rope_scaling"] = None if scaling["rope_type"] == "default" else scaling
     config = getattr(transformers, f"{names[family]}Config")(**{**sizes, **options})
     torch.manual_seed(seed)
     model = getattr(transformers, f"{names[family]}ForCausalLM")(config)

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
     from tenure.turn import Turn
 
+_SMALL_SLAB = 64 << 20
+"""Slabs below this are not held against the free memory, which takes a while to find out."""
+
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -127,7 +130,22 @@ class Engine:
             config = replace(config or SessionConfig(), **options)
         except TypeError as error:
             raise ConfigError(str(error), option="session") from error
+        self._check_slab(config)
         return Session(self, config, Plan() if plan is None else plan)
+
+    def _check_slab(self, config: SessionConfig) -> None:
+        """Refuse a session whose slab does not fit memory: later it would fail, or be killed, in mid-turn."""
+        from tenure.models.folder import free_memory
+
+        slots = config.capacity or 0
+        needed = slots * self.layout.token_bytes * (3 if self.config.rotate == "copy" else 2) // 2
+        free = free_memory(str(self.layout.device)) if needed > _SMALL_SLAB else needed
+        if needed > free:
+            raise ConfigError(
+                f"a slab of {slots:,} slots needs {needed / 1e9:,.1f} GB, {free / 1e9:,.1f} GB of memory are free",
+                option="budget",
+                way_out="Give a smaller budget or chunk, or fewer sessions at once",
+            )
 
     @torch.inference_mode()
     def step(self, sessions: Iterable[Session], *, every_logit: bool = False) -> int:

@@ -43,6 +43,7 @@ OPTIONS = [
     (["--budget", "0"], "--budget: 0 slots cannot hold 4 sinks and one more"),
     (["--budget", "4"], "at least 5"),
     (["--budget", "-7"], "--budget: -7"),
+    (["--budget", "1000000000000"], "--budget: a slab of 1,000,000,002,176 slots needs"),
     (
         ["--budget", "64", "--chunk", "64", "--limit", "100"],
         "--limit: 100 is below budget 64 + chunk 64 + slack 128",
@@ -131,7 +132,7 @@ def test_config_file_then_environment_then_options(tenure, tiny_folder, session_
 
 
 def test_model_that_does_not_fit_memory(tenure, tiny_folder, session_file, monkeypatch):
-    monkeypatch.setattr("tenure.models.folder._available", lambda device: 1000)
+    monkeypatch.setattr("tenure.models.folder.free_memory", lambda device: 1000)
     result = tenure("run", session_file(GOOD), "-m", tiny_folder, code=2)
     assert "the weights need" in result.stderr
 

@@ -169,7 +169,7 @@ def test_example_on_a_trained_model(tenure):
 @pytest.mark.model
 def test_a_trained_model_answers_from_the_start(tenure, session_file):
     notes = (
-        "The river rises in spring and falls in late summer. Boats wait at the lock until the keeper opens it.",
+        "The river rises in spring and falls in summer. Boats wait at the lock until the keeper opens it.",
         "Bread is baked every morning, and the smell drifts over the square before the shops open.",
         "The school on the hill has two rooms and a garden in which the children grow beans and pumpkins.",
     )

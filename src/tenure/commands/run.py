@@ -34,9 +34,8 @@ def run(
     from tenure.commands.play import Player
 
     engine = load_engine(model, memory.config)
-    title = (
-        f"{path.name}: {model.model}, {config.policy}, {config.positions} positions, budget {config.budget}"
-    )
+    name = file.title or path.name
+    title = f"{name}: {model.model}, {config.policy}, {config.positions} positions, budget {config.budget}"
     with RunView(title, quiet=quiet) as view:
         streams = not view.active and not as_json
         player = Player(

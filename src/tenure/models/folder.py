@@ -147,7 +147,7 @@ def check_memory(
         ModelError: with both sizes and a way out.
     """
     needed = (weight_bytes // 2 if parameters is None else parameters) * _item_bytes(dtype)
-    available = _available(device)
+    available = free_memory(device)
     if needed * _SPARE <= available:
         return
     way_out = "Use a smaller model (tenure models list)"
@@ -176,7 +176,8 @@ def _item_bytes(dtype: Any) -> int:
     return _ITEM_BYTES[name]
 
 
-def _available(device: str) -> int:
+def free_memory(device: str) -> int:
+    """Bytes that can be allocated now on "cpu" or a CUDA device."""
     if device.startswith("cuda"):
         import torch
 

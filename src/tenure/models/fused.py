@@ -102,7 +102,7 @@ class FusedDecoder:
 
     def _few(self, kernels: Native, ids: Tensor, work: Forward) -> Tensor:
         hidden = self._embed(ids).float()
-        tokens, width = hidden.shape
+        tokens = len(hidden)
         heads, kv_heads, dim = self._heads, self._kv_heads, self._head_dim
         x = torch.empty_like(hidden)
         qkv = torch.empty(tokens, heads + 2 * kv_heads, dim)
