@@ -123,33 +123,42 @@ class Session:
         transcript = self._chat().fork()
         transcript.restore(State())
         pieces = transcript.open(parsed, add_generation_prompt=reply)
+        named = [piece.span for piece in pieces if piece.span is not None]
+        for number, name in enumerate(named):
+            check_span_id(name, named[:number])
         ids = [token for piece in pieces for token in piece.ids]
         cached = common_prefix(self.memory.ids, ids)
         if reply and cached == len(ids):
             cached -= 1  # the last token is computed again for its logits
         rest, inside = _after(pieces, cached)
-        self._check(rest, upto=cached - inside)
+        spans = self.memory.ledger.spans
+        cut = spans[spans.index_at(cached - 1)] if inside else None
+        if cut is not None:
+            piece, same = rest[0], cut.start == cached - inside and rest[0].kind != "closing"
+            if not same or (piece.pin == "hard" and cut.evicted):
+                # What the session has of this piece stays with the spans that it belongs to.
+                taken = piece.span in spans and spans.get(str(piece.span)).start < cached
+                rest[0] = replace(piece, ids=piece.ids[inside:], span=None if taken else piece.span)
+                cut = None
+        self._check(rest, upto=cached if cut is None else cut.start)
         with uninterrupted():
             if cached < len(self.memory.ids):
                 self.logits = None
             self.memory.keep_first(cached)
             self._states = [(0, State())]
-            if inside:
-                rest[0] = self._go_on(rest[0], inside)
+            if cut is not None:
+                self._relabel(cut, rest[0], {piece.span for piece in rest})
+                rest[0] = replace(rest[0], ids=rest[0].ids[inside:], kind="closing")
             self._enqueue(rest, parsed, transcript, _places(pieces, 0, State(), transcript.snapshot()))
         self.engine.drain([self])
         return cached
 
-    def _go_on(self, piece: Piece, inside: int) -> Piece:
-        """What is left of a piece whose first ``inside`` ids the session has; its span takes the piece's marks."""
-        span, table = self.memory.last_span, self.memory.ledger.spans
-        rest = replace(piece, ids=piece.ids[inside:])
-        if span is None or len(span) != inside or piece.kind == "closing":
-            return replace(rest, span=None) if piece.span in table else rest
+    def _relabel(self, span: Span, piece: Piece, reserved: Container[str | None]) -> None:
+        """Give a span the marks of the piece that goes on with it."""
         if piece.span != span.id and (piece.kind, piece.role) != ("prompt", span.role):
-            table.rename(span, self._new_span(piece.span, piece.region, piece.role, None).id)
+            new = self._new_span(piece.span, piece.region, piece.role, None, reserved)
+            self.memory.ledger.spans.rename(span, new.id)
         span.region, span.role, span.pin = piece.region, piece.role, piece.pin
-        return replace(rest, kind="closing")
 
     def _enqueue(
         self,
