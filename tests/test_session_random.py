@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import cache
 
 import pytest
@@ -17,7 +18,17 @@ from tests.chats import SHAPE, tokenizer
 from tests.conftest import stock_logits, tiny_model
 from tests.oracles import Script, check_ledger, state_of
 
-TEXTS = ["a", "The quick brown fox", "<|im_end|>\n", "\n", " é 한", "x" * 40, "", "<think>\nhm\n</think>\n\nyes", "0 1 2"]
+TEXTS = [
+    "a",
+    "The quick brown fox",
+    "<|im_end|>\n",
+    "\n",
+    " é 한",
+    "x" * 40,
+    "",
+    "<think>\nhm\n</think>\n\nyes",
+    "0 1 2",
+]
 ROLES = ["user", "user", "user", "assistant", "tool", "system"]
 MEMORIES = [
     {"policy": "full", "positions": "logical", "chunk": 16},
@@ -143,10 +154,8 @@ class ChatMachine(RuleBasedStateMachine):
                 return attend(this, at, *rest)
 
             patch.setattr(Forward, "attend", broken)
-            try:
+            with contextlib.suppress(KeyboardInterrupt, TenureError):
                 self.session.append(new)
-            except (KeyboardInterrupt, TenureError):
-                pass
 
     @rule()
     def fork(self):

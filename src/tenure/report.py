@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tenure.ledger import Ledger
+    from tenure.memory import Memory
+    from tenure.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -80,3 +86,61 @@ class SpanReport:
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         return asdict(self)
+
+
+def session_stats(memory: Memory, token_bytes: int) -> SessionStats:
+    """Count a session.
+
+    Args:
+        memory: its tokens, ledger and cache.
+        token_bytes: bytes of one token's keys and values in an unbounded cache.
+    """
+    ledger = memory.ledger
+    planned = [ledger.spans.get(name) for name in memory.plan.planned() if name in ledger.spans]
+    gaps = [gap for span in planned if (gap := ledger.rotary_gap(span)) is not None]
+    return SessionStats(
+        tokens=len(memory.ids),
+        resident=ledger.rows,
+        budget=memory.config.budget,
+        evicted=ledger.evicted_ever,
+        renumbers=ledger.renumbers,
+        next_position=ledger.next_position,
+        limit=memory.config.position_limit,
+        kv_bytes=memory.rows.nbytes,
+        full_kv_bytes=len(memory.ids) * token_bytes,
+        spans=len(ledger.spans),
+        planned_residency=sum(map(ledger.resident, planned)) / len(planned) if planned else None,
+        rotary_gap=sum(gaps) / len(gaps) if gaps else None,
+    )
+
+
+def span_report(ledger: Ledger, plan: Plan, span_id: str, text: Callable[[int, int], str]) -> SpanReport:
+    """Look a span up.
+
+    Args:
+        ledger: of the session.
+        plan: of the session.
+        span_id: which span.
+        text: decodes the tokens from one logical index to another.
+
+    Raises:
+        UnknownSpanError: no such span.
+    """
+    span = ledger.spans.get(span_id)
+    inside = ledger.inside(span)
+    positions = ledger.position[:, : ledger.rows][inside]
+    return SpanReport(
+        id=span.id,
+        region=str(span.region),
+        role=span.role,
+        start=span.start,
+        tokens=len(span),
+        resident=ledger.resident(span),
+        resident_by_layer=tuple((inside.sum(1) / max(1, len(span))).tolist()),
+        positions=(int(positions.min()), int(positions.max())) if positions.numel() else None,
+        rotary_gap=ledger.rotary_gap(span),
+        pin=span.pin,
+        readers=tuple(step.id for step in plan.readers(span.id) if step.id not in plan.finished),
+        evicted=dict(span.evicted),
+        text=text(span.start, span.stop),
+    )

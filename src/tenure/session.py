@@ -14,11 +14,12 @@ from torch import Tensor
 from tenure.cache.attend import Work
 from tenure.config import SessionConfig
 from tenure.errors import ConfigError, ModelError
+from tenure.history import beyond, places_of
 from tenure.interrupt import uninterrupted
 from tenure.memory import Memory
 from tenure.plan import Plan, Step
 from tenure.regions import Region
-from tenure.report import SessionStats, SpanReport
+from tenure.report import SessionStats, SpanReport, session_stats, span_report
 from tenure.sampling import SamplingOptions, sampling_options
 from tenure.spans import Pin, Span, check_span_id
 from tenure.transcript import Message, Piece, State, Transcript, common_prefix
@@ -100,7 +101,7 @@ class Session:
         transcript = self._chat().fork()
         pieces = transcript.open(parsed, add_generation_prompt=reply, last_id=last)
         self._check(pieces)
-        places = _places(pieces, len(self.memory.ids) + self.memory.waiting, before, transcript.snapshot())
+        places = places_of(pieces, len(self.memory.ids) + self.memory.waiting, before, transcript.snapshot())
         with uninterrupted():
             return self._enqueue(pieces, parsed, transcript, places)
 
@@ -130,7 +131,7 @@ class Session:
         cached = common_prefix(self.memory.ids, ids)
         if reply and cached == len(ids):
             cached -= 1  # the last token is computed again for its logits
-        rest, inside = _after(pieces, cached)
+        rest, inside = beyond(pieces, cached)
         spans = self.memory.ledger.spans
         cut = spans[spans.index_at(cached - 1)] if inside else None
         if cut is not None:
@@ -149,7 +150,7 @@ class Session:
             if cut is not None:
                 self._relabel(cut, rest[0], {piece.span for piece in rest})
                 rest[0] = replace(rest[0], ids=rest[0].ids[inside:], kind="closing")
-            self._enqueue(rest, parsed, transcript, _places(pieces, 0, State(), transcript.snapshot()))
+            self._enqueue(rest, parsed, transcript, places_of(pieces, 0, State(), transcript.snapshot()))
         self.engine.drain([self])
         return cached
 
@@ -424,49 +425,19 @@ class Session:
         Raises:
             UnknownSpanError: no such span.
         """
-        ledger = self.memory.ledger
-        span = ledger.spans.get(span_id)
-        inside = ledger.inside(span)
-        positions = ledger.position[:, : ledger.rows][inside]
         tokenizer = self.engine.tokenizer
-        ids = self.memory.ids[span.start : span.stop].tolist()
-        return SpanReport(
-            id=span.id,
-            region=str(span.region),
-            role=span.role,
-            start=span.start,
-            tokens=len(span),
-            resident=ledger.resident(span),
-            resident_by_layer=tuple((inside.sum(1) / max(1, len(span))).tolist()),
-            positions=(int(positions.min()), int(positions.max())) if positions.numel() else None,
-            rotary_gap=ledger.rotary_gap(span),
-            pin=span.pin,
-            readers=tuple(
-                step.id for step in self.plan.readers(span.id) if step.id not in self.plan.finished
+        return span_report(
+            self.memory.ledger,
+            self.plan,
+            span_id,
+            lambda start, stop: (
+                "" if tokenizer is None else tokenizer.decode(self.memory.ids[start:stop].tolist())
             ),
-            evicted=dict(span.evicted),
-            text="" if tokenizer is None else tokenizer.decode(ids),
         )
 
     def stats(self) -> SessionStats:
         """Counters; see :class:`SessionStats`."""
-        ledger = self.memory.ledger
-        planned = [ledger.spans.get(name) for name in self.plan.planned() if name in ledger.spans]
-        gaps = [gap for span in planned if (gap := ledger.rotary_gap(span)) is not None]
-        return SessionStats(
-            tokens=len(self.memory.ids),
-            resident=ledger.rows,
-            budget=self.config.budget,
-            evicted=ledger.evicted_ever,
-            renumbers=ledger.renumbers,
-            next_position=ledger.next_position,
-            limit=self.config.position_limit,
-            kv_bytes=self.memory.rows.nbytes,
-            full_kv_bytes=len(self.memory.ids) * self.engine.layout.token_bytes,
-            spans=len(ledger.spans),
-            planned_residency=sum(map(ledger.resident, planned)) / len(planned) if planned else None,
-            rotary_gap=sum(gaps) / len(gaps) if gaps else None,
-        )
+        return session_stats(self.memory, self.engine.layout.token_bytes)
 
     def close(self) -> None:
         """End an open turn and free the slab. The ledger still answers; anything else is refused."""
@@ -555,43 +526,3 @@ class Session:
             self.plan.finish(current.id)
         self.plan.begin(message.step)
         self._step = message.step
-
-
-def _places(pieces: Iterable[Piece], start: int, before: State, after: State) -> list[tuple[int, State]]:
-    """Where a rollback finds the transcript as it was: behind each new message, and at the end.
-
-    Args:
-        pieces: rendered from ``before``, leading to ``after``.
-        start: tokens of the session before them.
-        before: state of the transcript.
-        after: the same.
-    """
-    pieces = list(pieces)
-    entries, node = [], after.last
-    for _ in range(sum(piece.kind in ("message", "prompt") for piece in pieces)):
-        if node is not None:
-            entries.append(node.entry)
-            node = node.parent
-    state = replace(before, turn=False, read=None, carry="")
-    places: list[tuple[int, State]] = []
-    for piece in pieces:
-        start += len(piece.ids)
-        if piece.kind == "message":
-            entry = entries.pop()
-            if places and entry.role == "tool" and state.last is not None and state.last.entry.role == "tool":
-                places.pop()  # templates join tool results: between them nothing is closed
-            state = state.append(entry)
-        if piece.kind in ("message", "closing"):
-            places.append((start, state))
-    if places and places[-1][0] == start:
-        places.pop()
-    return [*places, (start, after)]
-
-
-def _after(pieces: list[Piece], count: int) -> tuple[list[Piece], int]:
-    """The pieces that reach beyond the first ``count`` ids, and how many of the ids lie inside the first of them."""
-    for number, piece in enumerate(pieces):
-        if count < len(piece.ids) or not count:
-            return pieces[number:], count
-        count -= len(piece.ids)
-    return [], 0
