@@ -220,13 +220,7 @@ class Session:
         self._idle()
         if self._transcript is not None and self._transcript.turn_open:
             raise ConfigError("an assistant turn is open", option="ids", way_out="Append a message first")
-        vocabulary = self.engine.vocabulary
-        try:
-            ids = [operator.index(token) for token in ids]
-        except TypeError as error:
-            raise ConfigError(str(error), option="ids", way_out="Give whole numbers") from error
-        if ids and not 0 <= min(ids) <= max(ids) < vocabulary:
-            raise ConfigError(f"token ids must be in 0..{vocabulary - 1}", option="ids")
+        ids = self._token_ids(ids)
         self.memory.check_pins(len(ids) if pin == "hard" else 0)
         new = self._new_span(span, region, None, pin)
         if not ids:
@@ -262,8 +256,12 @@ class Session:
 
         Args:
             ids: token ids; they become one span of the assistant.
+
+        Raises:
+            ConfigError: an id is not in the vocabulary.
         """
         self._idle()
+        ids = self._token_ids(ids)
         span = self._new_span(None, Region.ASSISTANT, "assistant", None)
         self._forcing = True
         try:
@@ -472,6 +470,17 @@ class Session:
             raise ConfigError(
                 "a turn is still being generated", option="session", way_out="Finish or close the turn first"
             )
+
+    def _token_ids(self, ids: Sequence[int]) -> list[int]:
+        """The ids as plain integers; ConfigError if one is not in the vocabulary."""
+        vocabulary = self.engine.vocabulary
+        try:
+            ids = [operator.index(token) for token in ids]
+        except TypeError as error:
+            raise ConfigError(str(error), option="ids", way_out="Give whole numbers") from error
+        if ids and not 0 <= min(ids) <= max(ids) < vocabulary:
+            raise ConfigError(f"token ids must be in 0..{vocabulary - 1}", option="ids")
+        return ids
 
     def _chat(self) -> Transcript:
         if self._transcript is None:
