@@ -17,8 +17,8 @@ slow: $(READY)
 	$(BIN)/python -m pytest -m slow
 
 lint: $(READY)
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
 	$(BIN)/mypy
 
 clean:
