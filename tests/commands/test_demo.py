@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -55,3 +58,17 @@ def test_an_arm_alone_says_the_same(tenure, tiny_folder, name, monkeypatch):
 
 def test_too_little_room(tenure, tiny_folder):
     assert "--tokens" in tenure("demo", "-m", tiny_folder, "--tokens", 10, code=2).stderr
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_the_demo_shows_what_it_claims():
+    """On the real model: PACE at least twice the facts of H2O, and no fewer than foresight alone."""
+    # With all threads, and without the poison and the checks after each step that the other tests run under.
+    environment = {k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "TENURE_POISON")}
+    done = subprocess.run(
+        [sys.executable, "-m", "tenure", "demo", "--json"], env=environment, capture_output=True, check=True
+    )
+    found = {name: arm["facts_found"] for name, arm in json.loads(done.stdout)["arms"].items()}
+    assert found["pace"] >= 2 * found["h2o"]
+    assert found["pace"] >= found["foresight"] > 0

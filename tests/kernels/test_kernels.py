@@ -193,6 +193,29 @@ def test_merge_survives_segments_far_apart(kernel, side):
 
 
 @kernels
+def test_decode_under_huge_logits(kernel):
+    """Two equal keys far above all others share the mass, however large their logit is."""
+    _, k, v = tensors((1, 2, 16), 1, 30)
+    q = torch.full((1, 2, 1, 16), 11.3)
+    k[:, 3] = k[:, 7] = 70.0
+    out, _, mass = kernel.decode(q, k, v, scale=1.0)
+    near(mass[:, :, [3, 7]], torch.full((1, 2, 2), 0.5), torch.float32)
+    near(out, v[:, None, [3, 7]].mean(2, keepdim=True).expand_as(out), torch.float32)
+
+
+@kernels
+@pytest.mark.parametrize("gap", [0.0, 1.3, 20.0])
+def test_merge_under_huge_logits(kernel, gap):
+    """Heads of Qwen2.5 have log-sum-exps past 10,000, where fp32 goes in steps of 1e-3: the output must not scale."""
+    generator = torch.Generator().manual_seed(4)
+    one, two = torch.randn(2, 1, 2, 5, 16, generator=generator)
+    lse = 12992.3 + torch.rand(1, 2, 5, generator=generator)
+    out, _ = kernel.merge([(one, lse), (two, lse - gap)])
+    share = torch.sigmoid((lse - gap).double() - lse.double())[..., None]
+    near(out, (one.double() * (1 - share) + two.double() * share).float(), torch.float32)
+
+
+@kernels
 def test_merge_of_one_part_is_that_part(kernel):
     q, k, v = tensors((2, 2, 16), 4, 10)
     part = kernel.attend(q, k, v, causal=False, scale=0.25)

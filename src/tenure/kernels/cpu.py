@@ -43,7 +43,7 @@ def decode(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> tuple[Tensor, Te
     """
     logits = torch.bmm(q.squeeze(2), k.transpose(1, 2)).float().mul_(scale)
     lse = logits.logsumexp(-1, keepdim=True)
-    mass = logits.sub_(lse).exp_()
+    mass = logits.softmax(-1)  # not exp(logits - lse): a large log-sum-exp is rounded too coarsely for that
     out = torch.bmm(mass.to(v.dtype), v)
     return out.unsqueeze(2), lse, mass
 

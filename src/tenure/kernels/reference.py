@@ -59,9 +59,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tu
         n = q.shape[2]
         hidden = torch.ones(n, n, dtype=torch.bool, device=q.device).triu(1)
         logits = logits.masked_fill(hidden, float("-inf"))
-    lse = logits.logsumexp(-1)
-    out = torch.einsum("hgnm,hmd->hgnd", (logits - lse[..., None]).exp(), v.float())
-    return out.to(q.dtype), lse
+    out = torch.einsum("hgnm,hmd->hgnd", logits.softmax(-1), v.float())
+    return out.to(q.dtype), logits.logsumexp(-1)
 
 
 def attention_mass(q: Tensor, k: Tensor, lse: Tensor, *, scale: float) -> Tensor:
@@ -100,8 +99,9 @@ def merge(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """
     out, lse = parts[0]
     for other, other_lse in parts[1:]:
-        total = torch.logaddexp(lse, other_lse)
-        share = torch.exp(other_lse - total)[..., None]
+        # The share comes from the difference, exp(other_lse - total) as a sigmoid: a log-sum-exp of Qwen2.5 passes
+        # 10,000, where fp32 goes in steps of 1e-3, and a rounded total would scale the output by that.
+        share = torch.sigmoid(other_lse - lse)[..., None]
         out = torch.lerp(out.float(), other.float(), share).to(out.dtype)
-        lse = total
+        lse = torch.logaddexp(lse, other_lse)
     return out, lse
