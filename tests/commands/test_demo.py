@@ -56,6 +56,16 @@ def test_an_arm_alone_says_the_same(tenure, tiny_folder, name, monkeypatch):
     assert alone == arm.answers
 
 
+def test_forks_that_do_not_fit_memory_at_once(tenure, tiny_folder, monkeypatch):
+    def arms():
+        found = json.loads(tenure("demo", "-m", tiny_folder, *SMALL, "--json").stdout)["arms"]
+        return {name: {**arm, "seconds": 0} for name, arm in found.items()}
+
+    together = arms()
+    monkeypatch.setattr("tenure.commands.demo._FORK_BYTES", 1)
+    assert arms() == together
+
+
 def test_too_little_room(tenure, tiny_folder):
     assert "--tokens" in tenure("demo", "-m", tiny_folder, "--tokens", 10, code=2).stderr
 

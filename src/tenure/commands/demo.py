@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from tenure.bench.demo_session import build_demo, facts_found
 from tenure.commands.demo_tables import introduce, show
@@ -19,6 +20,8 @@ from tenure.config import SessionConfig
 from tenure.sampling import SamplingOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tenure.engine import Engine
     from tenure.session import Session
     from tenure.sessionfile import Probe, SessionFile
@@ -133,30 +136,44 @@ def _ask(
 ) -> None:
     """Every probe in a fork of every arm; as many at once as a few GB of forks allow."""
     limits = [max_tokens or probe.max_tokens or MAX_TOKENS for probe in probes]
+    asked = list(zip(probes, limits, strict=True))
     task = bars.add_task(f"answering {len(arms) * len(probes)} questions", total=len(arms) * sum(limits))
     at_once = max(1, _FORK_BYTES // sum(arm.session.memory.rows.nbytes for arm in arms))
-    done = 0
     for start in range(0, len(probes), at_once):
-        part = list(zip(probes, limits, strict=True))[start : start + at_once]
-        asked = [(arm, probe, limit, _fork(arm, probe)) for arm in arms for probe, limit in part]
-        engine.drain([fork for *_, fork in asked])
-        for arm, probe, _, fork in asked:
-            residency, gap = read_state(fork, probe.reads)
-            arm.residency += [] if residency is None else [residency]
-            arm.gaps += [] if gap is None else [gap]
-        turns = [fork.start_turn(SamplingOptions(max_tokens=limit)) for _, _, limit, fork in asked]
-        try:
-            while waiting := [turn.session for turn in turns if not turn.done]:
-                engine.step(waiting)
-                bars.update(task, completed=done + sum(_used(turn) for turn in turns))
-        finally:
-            for turn in turns:
-                turn.close()
-        done += sum(map(_used, turns))
-        for (arm, probe, *_), turn in zip(asked, turns, strict=True):
-            arm.answers.append(turn.text.strip())
-            arm.found.append(facts_found(turn.text, probe.expect))
-            arm.answered += len(turn.ids)
+        done = len(arms) * sum(limits[:start])
+        _ask_some(engine, arms, asked[start : start + at_once], partial(_move, bars, task, done))
+
+
+def _move(bars: Progress, task: TaskID, done: int, used: int) -> None:
+    bars.update(task, completed=done + used)
+
+
+def _ask_some(
+    engine: Engine, arms: list[Arm], asked: list[tuple[Probe, int]], tell: Callable[[int], None]
+) -> None:
+    """One batch of forks, which is freed when this returns."""
+    pairs = [(arm, probe, limit) for arm in arms for probe, limit in asked]
+    forks = [_fork(arm, probe) for arm, probe, _ in pairs]
+    engine.drain(forks)
+    for (arm, probe, _), fork in zip(pairs, forks, strict=True):
+        residency, gap = read_state(fork, probe.reads)
+        arm.residency += [] if residency is None else [residency]
+        arm.gaps += [] if gap is None else [gap]
+    turns = [
+        fork.start_turn(SamplingOptions(max_tokens=limit))
+        for (*_, limit), fork in zip(pairs, forks, strict=True)
+    ]
+    try:
+        while waiting := [turn.session for turn in turns if not turn.done]:
+            engine.step(waiting)
+            tell(sum(map(_used, turns)))
+    finally:
+        for turn in turns:
+            turn.close()
+    for (arm, probe, _), turn in zip(pairs, turns, strict=True):
+        arm.answers.append(turn.text.strip())
+        arm.found.append(facts_found(turn.text, probe.expect))
+        arm.answered += len(turn.ids)
 
 
 def _fork(arm: Arm, probe: Probe) -> Session:

@@ -57,7 +57,7 @@ def examine(
     Raises:
         TenureError: the model cannot be loaded, or does not fit memory in fp32.
     """
-    from tenure.commands import checks
+    from tenure.commands import checks, session_checks
     from tenure.config import EngineConfig
     from tenure.engine import Engine
 
@@ -69,7 +69,7 @@ def examine(
     for look in (checks.shifts, checks.masks):
         tell(f"checking {look.__name__}")
         yield look(engine, ours)
-    for simple in (checks.reuse, checks.markers, checks.eviction):
+    for simple in (session_checks.reuse, session_checks.markers, session_checks.eviction):
         tell(f"checking {simple.__name__}")
         yield simple(engine)
     tokenizer, executor = engine.tokenizer, engine.adapter.executor
