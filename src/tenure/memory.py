@@ -122,9 +122,9 @@ class Memory:
         """Forget tokens that were not computed yet."""
         self._backlog.clear()
 
-    def take(self, limit: int | None = None) -> list[int]:
+    def take(self) -> list[int]:
         """The next tokens to compute: at most one chunk. They stay in the backlog until committed."""
-        most = min(self.config.chunk, limit or self.config.chunk)
+        most = self.config.chunk
         ids: list[int] = []
         for item in self._backlog:
             ids += item.ids[item.done : item.done + most - len(ids)]

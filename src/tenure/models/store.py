@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tenure.errors import ModelError
 from tenure.models.folder import inspect_folder
+from tenure.paths import cache_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,13 +40,7 @@ class Store:
     @classmethod
     def at(cls, cache_dir: Path | None = None) -> Store:
         """``cache_dir``, else ``$TENURE_CACHE``, else the platform's cache folder for the user."""
-        if cache_dir is None and (named := os.environ.get("TENURE_CACHE")):
-            cache_dir = Path(named)
-        if cache_dir is None:
-            from platformdirs import user_cache_path
-
-            cache_dir = user_cache_path("tenure")
-        return cls(cache_dir.expanduser().absolute())
+        return cls(cache_folder() if cache_dir is None else cache_dir.expanduser().absolute())
 
     def model(self, key: str) -> Path:
         """Where the finished folder of ``key`` is, or will be."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -55,6 +56,6 @@ class Projection:
         """Apply to a few fp32 tokens; see :meth:`~tenure.kernels.native.Native.linear`."""
         return kernels.linear(self.weight, x, out, scale=self.scale, bias=self._bias, add=add, gated=gated)
 
-    @property
+    @cached_property
     def _bias(self) -> Tensor | None:
         return None if self.bias is None else self.bias.float()
