@@ -6,7 +6,8 @@ tokens. Linear layers see one matrix; attention looks at each session's own segm
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from tenure.memory import Device
 from tenure.models.adapter import Adapter
 from tenure.plan import Plan
 from tenure.session import Session
+from tenure.transcript import Transcript
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 
 _SMALL_SLAB = 64 << 20
 """Slabs below this are not held against the free memory, which takes a while to find out."""
+
+_TRANSCRIPTS = 64
+"""Sets of tools whose empty transcripts are kept: making one takes a few milliseconds."""
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -55,6 +60,7 @@ class Engine:
             torch.set_num_threads(self.config.threads)
         self.name = name
         self.tokenizer = tokenizer
+        self._transcripts: dict[str, Transcript] = {}
         self.adapter = Adapter.attach(model, executor=self.config.executor, weights=self.config.weights)
         layout = self.adapter.layout
         self.kernels = kernels_for(layout.device)
@@ -111,14 +117,47 @@ class Engine:
         """Shape of the model's keys and values."""
         return self.adapter.layout
 
+    def transcript(
+        self,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> Transcript | None:
+        """An empty transcript of the model's template; None without a tokenizer. Safe to call on any thread.
+
+        Args:
+            tools: JSON schemas of the tools that the model may call, in OpenAI's form.
+            template_options: further variables of the template, such as ``{"enable_thinking": False}``.
+        """
+        if self.tokenizer is None:
+            return None
+        key = json.dumps([list(tools or []), dict(template_options or {})], default=str)
+        found = self._transcripts.get(key)
+        if found is None:
+            found = Transcript(
+                self.tokenizer, tools=tools, template_options=template_options, eos_ids=self.eos_ids
+            )
+            while len(self._transcripts) >= _TRANSCRIPTS:
+                self._transcripts.pop(next(iter(self._transcripts), ""), None)
+            self._transcripts[key] = found
+        return found.fork()
+
     def session(
-        self, config: SessionConfig | None = None, *, plan: Plan | None = None, **options: Any
+        self,
+        config: SessionConfig | None = None,
+        *,
+        plan: Plan | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> Session:
         """Open a session.
 
         Args:
             config: options; the defaults if None.
             plan: steps of the agent's work and what they read; may also grow while the session runs.
+            tools: see :meth:`transcript`.
+            template_options: see :meth:`transcript`.
             options: fields of :class:`SessionConfig` that replace those of ``config``.
 
         Raises:
@@ -131,7 +170,8 @@ class Engine:
         except TypeError as error:
             raise ConfigError(str(error), option="session") from error
         self._check_slab(config)
-        return Session(self, config, Plan() if plan is None else plan)
+        transcript = self.transcript(tools=tools, template_options=template_options)
+        return Session(self, config, Plan() if plan is None else plan, transcript)
 
     def _check_slab(self, config: SessionConfig) -> None:
         """Refuse a session whose slab does not fit memory: later it would fail, or be killed, in mid-turn."""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
+from tenure import conversation
 from tenure.cache.attend import Work
 from tenure.config import SessionConfig
 from tenure.errors import ConfigError, ModelError
-from tenure.history import beyond, places_of
+from tenure.history import places_of
 from tenure.interrupt import uninterrupted
 from tenure.memory import Memory
 from tenure.plan import Plan, Step
@@ -22,7 +22,7 @@ from tenure.regions import Region
 from tenure.report import SessionStats, SpanReport, session_stats, span_report
 from tenure.sampling import SamplingOptions, sampling_options
 from tenure.spans import Pin, Span, check_span_id
-from tenure.transcript import Message, Piece, State, Transcript, common_prefix
+from tenure.transcript import Message, Piece, State, Transcript
 from tenure.turn import Turn
 
 if TYPE_CHECKING:
@@ -43,9 +43,12 @@ class Session:
         engine: the model.
         config: checked options.
         plan: steps and what they read; change it through the session's methods or directly.
+        transcript: renders its messages; None for raw ids only.
     """
 
-    def __init__(self, engine: Engine, config: SessionConfig, plan: Plan) -> None:
+    def __init__(
+        self, engine: Engine, config: SessionConfig, plan: Plan, transcript: Transcript | None = None
+    ) -> None:
         self.engine = engine
         self.config = config
         self.plan = plan
@@ -53,9 +56,7 @@ class Session:
         self.logits: Tensor | None = None
         """Logits ``[vocabulary]`` behind the last token, fp32; None where they were not computed."""
         self._collected: list[Tensor] | None = None
-        self._transcript = (
-            None if engine.tokenizer is None else Transcript(engine.tokenizer, eos_ids=engine.eos_ids)
-        )
+        self._transcript = transcript
         self._turn: Turn | None = None
         self._states: list[tuple[int, State]] = [(0, State())]
         self._forcing = False
@@ -119,47 +120,14 @@ class Session:
         Returns:
             Tokens that were reused, the ``cached_tokens`` of the OpenAI interface.
         """
-        self._idle()
-        parsed = [Message.parse(message, index) for index, message in enumerate(messages)]
-        transcript = self._chat().fork()
-        transcript.restore(State())
-        pieces = transcript.open(parsed, add_generation_prompt=reply)
-        named = [piece.span for piece in pieces if piece.span is not None]
-        for number, name in enumerate(named):
-            check_span_id(name, named[:number])
-        ids = [token for piece in pieces for token in piece.ids]
-        cached = common_prefix(self.memory.ids, ids)
-        if reply and cached == len(ids):
-            cached -= 1  # the last token is computed again for its logits
-        rest, inside = beyond(pieces, cached)
-        spans = self.memory.ledger.spans
-        cut = spans[spans.index_at(cached - 1)] if inside else None
-        if cut is not None:
-            piece, same = rest[0], cut.start == cached - inside and rest[0].kind != "closing"
-            if not same or (piece.pin == "hard" and cut.evicted):
-                # What the session has of this piece stays with the spans that it belongs to.
-                taken = piece.span in spans and spans.get(str(piece.span)).start < cached
-                rest[0] = replace(piece, ids=piece.ids[inside:], span=None if taken else piece.span)
-                cut = None
-        self._check(rest, upto=cached if cut is None else cut.start)
-        with uninterrupted():
-            if cached < len(self.memory.ids):
-                self.logits = None
-            self.memory.keep_first(cached)
-            self._states = [(0, State())]
-            if cut is not None:
-                self._relabel(cut, rest[0], {piece.span for piece in rest})
-                rest[0] = replace(rest[0], ids=rest[0].ids[inside:], kind="closing")
-            self._enqueue(rest, parsed, transcript, places_of(pieces, 0, State(), transcript.snapshot()))
+        cached = self.adopt(conversation.render(self._chat(), messages, reply=reply))
         self.engine.drain([self])
         return cached
 
-    def _relabel(self, span: Span, piece: Piece, reserved: Container[str | None]) -> None:
-        """Give a span the marks of the piece that goes on with it."""
-        if piece.span != span.id and (piece.kind, piece.role) != ("prompt", span.role):
-            new = self._new_span(piece.span, piece.region, piece.role, None, reserved)
-            self.memory.ledger.spans.rename(span, new.id)
-        span.region, span.role, span.pin = piece.region, piece.role, piece.pin
+    def adopt(self, whole: conversation.Conversation) -> int:
+        """Like :meth:`sync` with a conversation that was rendered before; the tokens wait for the next step."""
+        self._idle()
+        return conversation.adopt(self, whole)
 
     def _enqueue(
         self,

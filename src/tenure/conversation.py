@@ -1,0 +1,101 @@
+"""Bringing a session to a whole conversation that a client sends every time.
+
+The conversation is rendered as for a new session, which needs no session and may be done on any thread; the session
+then keeps the longest common prefix of token ids, takes the rest back and queues what is new. It is a
+part of :class:`Session` in a module of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tenure.encode import common_prefix
+from tenure.history import beyond, places_of
+from tenure.interrupt import uninterrupted
+from tenure.messages import Message
+from tenure.pieces import Piece
+from tenure.skeleton import State
+from tenure.spans import Span, check_span_id
+
+if TYPE_CHECKING:
+    from tenure.session import MessageLike, Session
+    from tenure.transcript import Transcript
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A whole conversation, rendered.
+
+    Args:
+        messages: as they were sent, checked.
+        pieces: of all ids, in order.
+        ids: the pieces' ids joined.
+        transcript: behind the last message, or with the assistant's turn open.
+        reply: whether the generation prompt is the last piece.
+    """
+
+    messages: list[Message]
+    pieces: list[Piece]
+    ids: list[int]
+    transcript: Transcript
+    reply: bool
+
+
+def render(transcript: Transcript, messages: Iterable[MessageLike], *, reply: bool = True) -> Conversation:
+    """Render a whole conversation with a transcript's template, tools and options; it stays as it is.
+
+    Raises:
+        MessageError: a message is malformed, or the template refuses it.
+    """
+    parsed = [Message.parse(message, index) for index, message in enumerate(messages)]
+    twin = transcript.fork()
+    twin.restore(State())
+    pieces = twin.open(parsed, add_generation_prompt=reply)
+    named = [piece.span for piece in pieces if piece.span is not None]
+    for number, name in enumerate(named):
+        check_span_id(name, named[:number])
+    return Conversation(parsed, pieces, [token for piece in pieces for token in piece.ids], twin, reply)
+
+
+def adopt(session: Session, whole: Conversation) -> int:
+    """Make a session's history equal a conversation; what is new waits for the next steps of the engine.
+
+    Returns:
+        Tokens that were reused.
+    """
+    memory, pieces = session.memory, whole.pieces
+    cached = common_prefix(memory.ids, whole.ids)
+    if whole.reply and cached == len(whole.ids):
+        cached -= 1  # the last token is computed again for its logits
+    rest, inside = beyond(pieces, cached)
+    spans = memory.ledger.spans
+    cut = spans[spans.index_at(cached - 1)] if inside else None
+    if cut is not None:
+        piece, same = rest[0], cut.start == cached - inside and rest[0].kind != "closing"
+        if not same or (piece.pin == "hard" and cut.evicted):
+            # What the session has of this piece stays with the spans that it belongs to.
+            taken = piece.span in spans and spans.get(str(piece.span)).start < cached
+            rest[0] = replace(piece, ids=piece.ids[inside:], span=None if taken else piece.span)
+            cut = None
+    session._check(rest, upto=cached if cut is None else cut.start)
+    with uninterrupted():
+        if cached < len(memory.ids):
+            session.logits = None
+        memory.keep_first(cached)
+        session._states = [(0, State())]
+        if cut is not None:
+            _relabel(session, cut, rest[0], {piece.span for piece in rest})
+            rest[0] = replace(rest[0], ids=rest[0].ids[inside:], kind="closing")
+        places = places_of(pieces, 0, State(), whole.transcript.snapshot())
+        session._enqueue(rest, whole.messages, whole.transcript, places)
+    return cached
+
+
+def _relabel(session: Session, span: Span, piece: Piece, reserved: Container[str | None]) -> None:
+    """Give a span the marks of the piece that goes on with it."""
+    if piece.span != span.id and (piece.kind, piece.role) != ("prompt", span.role):
+        new = session._new_span(piece.span, piece.region, piece.role, None, reserved)
+        session.memory.ledger.spans.rename(span, new.id)
+    span.region, span.role, span.pin = piece.region, piece.role, piece.pin
