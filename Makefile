@@ -5,16 +5,21 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test slow lint clean
+.PHONY: demo test slow browser lint clean
 
 demo: $(READY)
 	$(BIN)/tenure demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not browser"
 
 slow: $(READY)
 	$(BIN)/python -m pytest -m slow
+
+# Needs Debian's package chromium, or another Chromium in $TENURE_CHROMIUM.
+browser: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[browser]"
+	$(BIN)/python -m pytest -m browser
 
 lint: $(READY)
 	$(BIN)/ruff check src tests
