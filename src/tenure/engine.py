@@ -29,6 +29,7 @@ from tenure.transcript import Transcript
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tenure.tiers.record import Archive
     from tenure.turn import Turn
 
 _SMALL_SLAB = 64 << 20
@@ -149,6 +150,7 @@ class Engine:
         plan: Plan | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_options: Mapping[str, Any] | None = None,
+        archive: Archive | None = None,
         **options: Any,
     ) -> Session:
         """Open a session.
@@ -158,6 +160,7 @@ class Engine:
             plan: steps of the agent's work and what they read; may also grow while the session runs.
             tools: see :meth:`transcript`.
             template_options: see :meth:`transcript`.
+            archive: where evicted spans can be fetched from again; None loses them.
             options: fields of :class:`SessionConfig` that replace those of ``config``.
 
         Raises:
@@ -171,7 +174,7 @@ class Engine:
             raise ConfigError(str(error), option="session") from error
         self._check_slab(config)
         transcript = self.transcript(tools=tools, template_options=template_options)
-        return Session(self, config, Plan() if plan is None else plan, transcript)
+        return Session(self, config, Plan() if plan is None else plan, transcript, archive)
 
     def _check_slab(self, config: SessionConfig) -> None:
         """Refuse a session whose slab does not fit memory: later it would fail, or be killed, in mid-turn."""

@@ -12,6 +12,9 @@ from torch import Tensor
 from tenure.errors import IntegrityError
 from tenure.spans import Span, SpanTable
 
+SLOT_ARRAYS = ("logical", "position", "score")
+"""Names of the per-slot arrays of a ledger. A further one is a name here and a line in ``__init__``."""
+
 
 class Ledger:
     """Per-slot facts of a session's ``RowSegment``.
@@ -39,13 +42,19 @@ class Ledger:
         self.position = torch.zeros(groups, capacity, dtype=torch.int64, device=device)
         self.score = torch.zeros(groups, capacity, dtype=torch.float32, device=device)
 
+    @property
+    def arrays(self) -> dict[str, Tensor]:
+        """The per-slot arrays by name, each ``[groups, capacity]``: what moves together when rows move."""
+        return {name: getattr(self, name) for name in SLOT_ARRAYS}
+
     def stage(self, count: int) -> None:
         """Write the facts of ``count`` coming tokens behind the resident ones; they count once committed."""
         rows = slice(self.rows, self.rows + count)
         steps = torch.arange(count, device=self.logical.device)
+        for array in self.arrays.values():
+            array[:, rows] = 0
         self.logical[:, rows] = self.length + steps
         self.position[:, rows] = self.next_position + steps
-        self.score[:, rows] = 0.0
 
     def commit(self, count: int) -> None:
         """Count ``count`` staged tokens as resident."""
@@ -78,11 +87,67 @@ class Ledger:
         lost.scatter_(1, index, False)
         self._count(self.logical[:, : self.rows][lost], reason)
         kept = index.shape[1]
-        for array in (self.logical, self.position, self.score):
-            array[:, :kept] = array.gather(1, index)
+        self._gather(index)
         self.evictions += self.rows - kept
         self.evicted_ever += self.rows - kept
         self.rows = kept
+
+    def _gather(self, index: Tensor) -> None:
+        for array in self.arrays.values():
+            array[:, : index.shape[1]] = array.gather(1, index)
+
+    def splice(self, span: Span, index: Tensor, score: Tensor) -> Tensor:
+        """Put a span back whole: keep the rows ``index`` and add all of the span's, in logical order.
+
+        Where every layer still has room in rotary position between the span's neighbours, it returns there; otherwise
+        all residents are renumbered.
+
+        Args:
+            span: of the table; none of its rows may be in ``index``.
+            index: row numbers that stay ``[groups, kept]``, ascending; what else goes is lost for want of room.
+            score: of the span's slots ``[groups, len(span)]``.
+
+        Returns:
+            ``[groups, kept + len(span)]``: for each row its place in the kept rows followed by the span's.
+        """
+        own, count, kept = self.inside(span), len(span), index.shape[1]
+        lost = ~own
+        lost.scatter_(1, index, False)
+        self._count(self.logical[:, : self.rows][lost], "room")
+        self._gather(index)
+        total = kept + count
+        new = slice(kept, total)
+        for array in self.arrays.values():
+            array[:, new] = 0
+        self.logical[:, new] = torch.arange(span.start, span.stop, device=index.device)
+        self.score[:, new] = score
+        gap = self._gap(span, kept)
+        if gap is not None:
+            self.position[:, new] = gap[:, None] + torch.arange(count, device=index.device)
+        order = self.logical[:, :total].argsort(1)
+        self._gather(order)
+        self.evictions += self.rows - total
+        self.rows = total
+        span.restored += 1
+        self._forget_losses(span)
+        if gap is None:
+            self.renumber()
+        return order
+
+    def _gap(self, span: Span, kept: int) -> Tensor | None:
+        """First position of a span that fits between its neighbours in every group, ``[groups]``; None without.
+
+        Where it stood, if nothing was renumbered since; else right before the row behind it.
+        """
+        logical, position = self.logical[:, :kept], self.position[:, :kept]
+        if not kept:
+            return None
+        behind = position.masked_fill(logical < span.stop, self.next_position).amin(1) - len(span)
+        before = position.masked_fill(logical >= span.start, -1).amax(1)
+        for first in (torch.full_like(behind, span.start - (self.length - self.next_position)), behind):
+            if bool(((before < first) & (first <= behind)).all()):
+                return first
+        return None
 
     def _count(self, logical: Tensor, reason: dict[int, str] | str) -> None:
         if not len(self.spans) or not logical.numel():
@@ -142,8 +207,7 @@ class Ledger:
             index = order.sort(1).values
             over = stays.scatter(1, index, False)
             self._count(logical[over], "rollback")
-        for array in (self.logical, self.position, self.score):
-            array[:, :kept] = array.gather(1, index)
+        self._gather(index)
         # Positions of what stays are kept. The next token goes where the first one taken back stood, or right behind
         # the largest where a renumbering has come between.
         behind = int(self.position[:, :kept].max()) + 1 if kept else 0
@@ -165,9 +229,8 @@ class Ledger:
     def grow(self, capacity: int) -> None:
         """Make room for ``capacity`` slots."""
         extra = capacity - self.capacity
-        self.logical, self.position, self.score = (
-            torch.nn.functional.pad(array, (0, extra)) for array in (self.logical, self.position, self.score)
-        )
+        for name, array in self.arrays.items():
+            setattr(self, name, torch.nn.functional.pad(array, (0, extra)))
         self.capacity = capacity
 
     def clone(self) -> Ledger:
@@ -175,9 +238,8 @@ class Ledger:
         copy = Ledger.__new__(Ledger)
         copy.__dict__.update(self.__dict__)
         copy.spans = self.spans.clone()
-        copy.logical, copy.position, copy.score = (
-            array.clone() for array in (self.logical, self.position, self.score)
-        )
+        for name, array in self.arrays.items():
+            setattr(copy, name, array.clone())
         return copy
 
     def check_integrity(self, rows: int, ids: int, limit: int | None) -> None:

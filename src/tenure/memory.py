@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tenure.cache.attend import Work
 from tenure.cache.rows import CosSin, Layout, RowSegment
+from tenure.capture import Capture
 from tenure.config import SessionConfig
 from tenure.errors import BudgetError, ConfigError
 from tenure.interrupt import uninterrupted
@@ -28,6 +29,7 @@ from tenure.plan import Plan
 from tenure.policies import Policy, View, make_policy, select
 from tenure.positions import position_map
 from tenure.spans import Span
+from tenure.tiers.record import Archive, SpanRecord
 
 POISON = os.environ.get("TENURE_POISON") == "1"
 """Fill freed slots with NaN and check every invariant after each step; the tests turn it on."""
@@ -60,9 +62,12 @@ class Memory:
         config: checked options.
         device: shape and angles of the model.
         plan: read for the next readers of spans, never changed here.
+        archive: where whole spans are put before they can be evicted; None loses what is evicted.
     """
 
-    def __init__(self, config: SessionConfig, device: Device, plan: Plan) -> None:
+    def __init__(
+        self, config: SessionConfig, device: Device, plan: Plan, archive: Archive | None = None
+    ) -> None:
         self.config = config
         self.device = device
         self.plan = plan
@@ -76,7 +81,13 @@ class Memory:
         self.rows = RowSegment(
             device.layout, capacity, self.ledger.position, self._angles, device.kernels, copy=device.copy
         )
+        self._capture = None if archive is None else Capture(archive)
         self._backlog: deque[_Waiting] = deque()
+
+    @property
+    def archive(self) -> Archive | None:
+        """Where whole spans are put before they can be evicted."""
+        return None if self._capture is None else self._capture.archive
 
     @property
     def _angles(self) -> CosSin:
@@ -219,12 +230,15 @@ class Memory:
 
     def view(self) -> View:
         """What the policy sees now."""
+        return self._view(self.plan.planned())
+
+    def _view(self, planned: Mapping[str, int]) -> View:
         ledger = self.ledger
         rows = ledger.rows
         logical = ledger.logical[:, :rows]
         readers = torch.full((max(1, len(ledger.spans)),), -1, device=logical.device)
         pins = torch.zeros_like(readers)
-        for span_id, delta in self.plan.planned().items():
+        for span_id, delta in planned.items():
             if span_id in ledger.spans:
                 readers[ledger.spans.index_at(ledger.spans.get(span_id).start)] = delta
         for number, span in enumerate(ledger.spans):
@@ -236,21 +250,83 @@ class Memory:
             score=ledger.score[:, :rows],
             readers=readers[owner],
             pin=pins[owner],
+            span=owner,
+            sizes=torch.tensor([len(span) for span in ledger.spans] or [0], device=logical.device),
             length=ledger.length,
             budget=self.config.budget or rows,
+            sinks=self.config.sinks,
         )
 
     def _evict(self) -> None:
-        view = self.view()
-        index = select(self.policy, view, self.config.sinks)
+        self._take()
         planned = self.plan.planned()
+        index = select(self.policy, self._view(planned))
         reasons: dict[int, str] = {}
         for number, span in enumerate(self.ledger.spans):
             if span.id in planned:
-                reasons[number] = "plan"  # nearer readers filled the budget
+                # Nearer readers filled the budget.
+                reasons[number] = "plan" if self._capture is None else "spilled"
             elif self.plan.readers(span.id):
                 reasons[number] = "expired"
         self._keep(index, reasons)
+
+    def _take(self) -> None:
+        """Capture what is new while every layer still has it."""
+        if self._capture is not None:
+            self._capture.take(self.ledger, self.rows, self.ids)
+
+    @torch.inference_mode()
+    def restore(self, span_ids: Iterable[str]) -> list[str]:
+        """Bring evicted spans back whole, at new positions, from the archive.
+
+        What the policy ranks lowest makes room. A span that is unknown, whole already, lost by the archive or too
+        large for what sinks and pins leave of the budget is passed over.
+
+        Args:
+            span_ids: in order of importance.
+
+        Returns:
+            Ids of the spans that came back.
+        """
+        back: list[str] = []
+        archive, ledger = self.archive, self.ledger
+        if archive is None:
+            return back
+        self._take()
+        for span_id in dict.fromkeys(span_ids):
+            if span_id not in ledger.spans:
+                continue
+            span = ledger.spans.get(span_id)
+            if ledger.resident(span) == 1.0:
+                continue
+            record = archive.get(span_id)
+            if record is not None and self._belongs(record, span):
+                with uninterrupted():
+                    if self._restore(record, span):
+                        back.append(span_id)
+        if POISON:
+            self.check_integrity()
+        return back
+
+    def _belongs(self, record: SpanRecord, span: Span) -> bool:
+        """Whether a record is this span: a store may have mixed things up, or kept an older session's."""
+        return record.start == span.start and array("I", record.ids) == self.ids[span.start : span.stop]
+
+    def _restore(self, record: SpanRecord, span: Span) -> bool:
+        view, own = self.view(), self.ledger.inside(span)
+        room = (self.config.budget or self.ledger.rows + len(span)) - len(span)
+        safe = int((view.hard & ~own).sum(1).max())
+        kept = min(room, int((~own).sum(1).min()))
+        if kept <= safe:
+            return False
+        index = select(self.policy, replace(view, budget=kept), leave=own)
+        self.rows.keep(index)
+        order = self.ledger.splice(span, index, record.score.to(index.device))
+        self.rows.splice(order, record.keys, record.values)
+        if self.positions.renumber(self.ledger.next_position, 0, self.ledger.gaps):
+            self.ledger.renumber()
+        self.rows.renumber()
+        return True
 
     def _keep(self, index: Tensor, reasons: dict[int, str] | str) -> None:
         self.ledger.keep(index, reasons)
@@ -284,6 +360,9 @@ class Memory:
             )
         with uninterrupted():
             self.drop_backlog()
+            if self._capture is not None:
+                self._take()
+                self._capture.truncate(self.ledger, count)
             index = self.ledger.truncate(count, self.config.sinks)
             self.rows.keep(index, poison=POISON)
             del self.ids[count:]
@@ -305,6 +384,7 @@ class Memory:
         copy.ids = array("I", self.ids)
         copy.ledger = self.ledger.clone()
         copy.rows = self.rows.clone(copy.ledger.position)
+        copy._capture = None if self._capture is None else self._capture.fork()
         spans = {span.id: span for span in copy.ledger.spans}
         for item in self._backlog:
             spans.setdefault(item.span.id, replace(item.span, evicted=Counter()))

@@ -18,10 +18,12 @@ from tenure.history import places_of
 from tenure.interrupt import uninterrupted
 from tenure.memory import Memory
 from tenure.plan import Plan, Step
+from tenure.reads import check_reads
 from tenure.regions import Region
 from tenure.report import SessionStats, SpanReport, session_stats, span_report
 from tenure.sampling import SamplingOptions, sampling_options
 from tenure.spans import Pin, Span, check_span_id
+from tenure.tiers.record import Archive
 from tenure.transcript import Message, Piece, State, Transcript
 from tenure.turn import Turn
 
@@ -44,15 +46,21 @@ class Session:
         config: checked options.
         plan: steps and what they read; change it through the session's methods or directly.
         transcript: renders its messages; None for raw ids only.
+        archive: where evicted spans can be fetched from again; None loses them.
     """
 
     def __init__(
-        self, engine: Engine, config: SessionConfig, plan: Plan, transcript: Transcript | None = None
+        self,
+        engine: Engine,
+        config: SessionConfig,
+        plan: Plan,
+        transcript: Transcript | None = None,
+        archive: Archive | None = None,
     ) -> None:
         self.engine = engine
         self.config = config
         self.plan = plan
-        self.memory = Memory(config, engine.device, plan)
+        self.memory = Memory(config, engine.device, plan, archive)
         self.logits: Tensor | None = None
         """Logits ``[vocabulary]`` behind the last token, fp32; None where they were not computed."""
         self._collected: list[Tensor] | None = None
@@ -102,6 +110,7 @@ class Session:
         transcript = self._chat().fork()
         pieces = transcript.open(parsed, add_generation_prompt=reply, last_id=last)
         self._check(pieces)
+        check_reads(self.memory, parsed)
         places = places_of(pieces, len(self.memory.ids) + self.memory.waiting, before, transcript.snapshot())
         with uninterrupted():
             return self._enqueue(pieces, parsed, transcript, places)
@@ -138,6 +147,8 @@ class Session:
     ) -> list[Span]:
         for message in parsed:
             self._follow(message)
+        if self.plan.current is not None and any(message.step is not None for message in parsed):
+            self.memory.restore(self.plan.current.reads)
         named = {piece.span for piece in pieces}
         spans = []
         for piece in pieces:
@@ -332,6 +343,20 @@ class Session:
         if self._step is not None and finished:
             self.plan.finish(self._step)
             self._step = None
+
+    def fetch(self, span_ids: Iterable[str]) -> list[str]:
+        """Bring evicted spans back from the session's tiers, whole, at new positions.
+
+        Spans that the current plan step reads are fetched by themselves when a message begins the step.
+
+        Args:
+            span_ids: in order of importance; unknown ones and ones that no tier has are passed over.
+
+        Returns:
+            Ids of the spans that came back.
+        """
+        self._idle()
+        return self.memory.restore(span_ids)
 
     # -- going back, branching -------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Container, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from tenure.errors import MessageError, UnknownSpanError
@@ -25,7 +25,8 @@ class Span:
         region: its role for memory.
         role: chat role, or None for raw ids.
         pin: ``hard`` is never evicted, ``soft`` is evicted last.
-        evicted: slots lost, by reason, summed over the layers of the ledger.
+        evicted: slots lost, by reason, summed over the layers of the ledger; those that came back are not counted.
+        restored: times that it came back from a tier.
     """
 
     id: str
@@ -35,6 +36,7 @@ class Span:
     role: str | None = None
     pin: Pin | None = None
     evicted: Counter[str] = field(default_factory=Counter)
+    restored: int = 0
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -110,9 +112,7 @@ class SpanTable:
     def clone(self) -> SpanTable:
         """An independent copy."""
         copy = SpanTable()
-        copy._spans = [
-            Span(s.id, s.start, s.stop, s.region, s.role, s.pin, Counter(s.evicted)) for s in self._spans
-        ]
+        copy._spans = [replace(span, evicted=Counter(span.evicted)) for span in self._spans]
         copy._starts = list(self._starts)
         copy._by_id = dict(self._by_id)
         return copy

@@ -150,8 +150,30 @@ class RowSegment:
                     tensor[layer, :, kept:] = float("nan")
         self.rows = kept
 
+    def copy(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Raw keys and values of some rows, ``[layers, kv_heads, stop - start, D]``, copied out."""
+        return self.raw[:, :, start:stop].clone(), self.values[:, :, start:stop].clone()
+
+    def splice(self, order: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Put rows that had left back among the others. The rotated copy is stale until :meth:`renumber`.
+
+        Args:
+            order: ``[layers or 1, rows + n]``, for each row its place in the rows followed by the new ones.
+            keys: raw keys ``[layers, kv_heads, n, D]``.
+            values: like ``keys``.
+        """
+        kept, total = self.rows, order.shape[1]
+        if total > self.capacity:
+            raise IntegrityError(f"{total} rows do not fit a slab of {self.capacity}")
+        for tensor, new in ((self.raw, keys), (self.values, values)):
+            tensor[:, :, kept:total] = new
+            for layer in range(self.layout.layers):
+                index = order[layer % len(order)]
+                tensor[layer, :, :total] = tensor[layer].index_select(1, index)
+        self.rows = total
+
     def renumber(self) -> None:
-        """Rebuild the rotated copy after the ledger's positions have changed."""
+        """Rebuild the rotated copy from the raw keys after positions have changed or rows came back."""
         if self.rotated is None:
             return
         for layer in range(self.layout.layers):

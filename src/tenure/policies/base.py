@@ -18,33 +18,49 @@ from tenure.cache.attend import Statistics
 
 @dataclass(frozen=True)
 class View:
-    """What a policy sees of the ledger. All tensors are ``[groups, rows]``, rows in logical order.
+    """What a policy sees of the ledger. Tensors are ``[groups, rows]``, rows in logical order, if nothing else is said.
 
     Args:
         logical: logical token index.
         score: what the policy's ``observe`` has made of the attention so far, fp32.
         readers: steps until the slot's span is read next, 0 = by the current step, -1 = by none.
         pin: 0 none, 1 soft, 2 hard.
+        span: number of the span that a slot belongs to, ascending along the rows.
+        sizes: tokens of each span so far, evicted ones too, ``[spans]``.
         length: tokens of the session so far.
         budget: slots that may stay.
+        sinks: first tokens of the session that always stay.
     """
 
     logical: Tensor
     score: Tensor
     readers: Tensor
     pin: Tensor
+    span: Tensor
+    sizes: Tensor
     length: int
     budget: int
+    sinks: int
+
+    @property
+    def hard(self) -> Tensor:
+        """Slots that no order may touch: sinks and hard pins, ``[groups, rows]`` bool."""
+        return (self.pin == 2) | (self.logical < self.sinks)
 
 
 @dataclass(frozen=True)
 class Policy(ABC):
-    """Base of all retention policies. ``statistics`` is None where attention is not looked at."""
+    """Base of all retention policies.
+
+    ``statistics`` is None where attention is not looked at. ``follows_plan`` says that what the current step reads
+    is kept, so that it must fit.
+    """
 
     name: ClassVar[str]
     paper: ClassVar[str]
     granularity: ClassVar[str] = "layer"
     evicts: ClassVar[bool] = True
+    follows_plan: ClassVar[bool] = False
 
     @property
     def statistics(self) -> Statistics | None:
@@ -64,11 +80,16 @@ class Policy(ABC):
         """Retention order, ``[groups, rows]`` fp32 or int64: higher stays, ties go to the earlier token."""
 
 
-def select(policy: Policy, view: View, sinks: int) -> Tensor:
+def select(policy: Policy, view: View, *, leave: Tensor | None = None) -> Tensor:
     """Rows that stay under the view's budget.
 
     Hard pins and sinks come first, then recent slots, then soft pins, then the policy's order. Where the protected
     slots alone pass the budget, the newest of the recent ones stay.
+
+    Args:
+        policy: whose order.
+        view: of the session.
+        leave: ``[groups, rows]`` bool, rows that go in any case; at least ``budget`` others must be left a group.
 
     Returns:
         Row numbers ``[groups, kept]``, ascending; all rows where they fit.
@@ -76,14 +97,16 @@ def select(policy: Policy, view: View, sinks: int) -> Tensor:
     groups, rows = view.logical.shape
     kept = min(view.budget, rows)
     device = view.logical.device
-    if kept == rows:
+    if kept == rows and leave is None:
         return torch.arange(rows, device=device).expand(groups, rows)
     order = ascending(policy.rank(view))
     recent = torch.arange(rows, device=device) >= rows - policy.recent(view)
     level = torch.zeros(groups, rows, dtype=torch.int64, device=device)
     level[view.pin == 1] = 1
     level[recent.expand_as(level)] = 2
-    level[(view.pin == 2) | (view.logical < sinks)] = 3
+    level[view.hard] = 3
+    if leave is not None:
+        level[leave] = -1
     # Recent slots are taken newest first, the others by the policy's order.
     within = torch.where(level == 2, torch.arange(rows, device=device).expand_as(order), order)
     key = level * (rows + 1) + within

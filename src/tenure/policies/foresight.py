@@ -25,8 +25,12 @@ class Foresight(H2O):
       floor of phi/2. The form between phi and the floor is our proposal; with a score above the gap between two
       deltas it can flip their order, which the lexicographic mode cannot.
 
-    A span without a remaining reader has no bonus. Where planned slots need more than the budget leaves them, they
-    take from the recent ones down to ``min_recent``; that, too, is our choice.
+    A span without a remaining reader has no bonus.
+
+    In lexicographic mode a planned span stays whole or goes whole, since half a definition is worth little: spans are
+    taken nearest reader first, of one step the smaller first, as long as they fit what sinks, pins and ``min_recent``
+    leave of the budget. One that does not fit is spilled, and comes back for its step where the session has a tier.
+    Planned spans take from the recent slots' share down to ``min_recent``. All of this is our choice.
 
     Args:
         mode: see above.
@@ -37,6 +41,7 @@ class Foresight(H2O):
     mode: Literal["lexicographic", "paper"] = "lexicographic"
     phi: float = 1e5
     min_recent: int = 256
+    follows_plan: ClassVar[bool] = True
     name: ClassVar[str] = "foresight"
     paper: ClassVar[str] = "PACE (retention), foresight over H2O"
 
@@ -50,13 +55,12 @@ class Foresight(H2O):
             raise ConfigError(f"{self.phi} is no bonus", option="phi", way_out="Give a positive number")
 
     def recent(self, view: View) -> int:
-        """H2O's share, less what planned slots need."""
+        """H2O's share, less what planned spans need."""
         share = super().recent(view)
         if self.mode == "paper":
             return share
-        planned = int((view.readers >= 0).sum(1).max())
-        floor = min(self.min_recent, max(1, view.budget // 4))
-        return min(share, max(floor, view.budget - planned))
+        taken = int((self.whole(view) | protected(view)).sum(1).max())
+        return min(share, max(self._floor(view), view.budget - taken))
 
     def rank(self, view: View) -> Tensor:
         """See the class."""
@@ -67,4 +71,32 @@ class Foresight(H2O):
         rows = view.score.shape[1]
         farthest = int(view.readers.max()) + 1
         nearness = torch.where(planned, farthest - view.readers, 0)
+        nearness[planned & ~self.whole(view)] = -1  # spilled: before everything else
         return nearness * rows + ascending(view.score)
+
+    def whole(self, view: View) -> Tensor:
+        """Slots of the planned spans that stay, ``[groups, rows]`` bool; a span stays in all layers or in none."""
+        planned = (view.readers >= 0) & ~protected(view)
+        if not bool(planned.any()):
+            return torch.zeros_like(planned)
+        spans, place = torch.unique(view.span[planned], return_inverse=True)
+        # The whole span counts: what is left of one that was spilled must not creep back in.
+        size = view.sizes[spans].tolist()
+        delta = torch.zeros_like(spans).index_copy_(0, place, view.readers[planned]).tolist()
+        room = view.budget - int(protected(view).sum(1).max()) - self._floor(view)
+        stays = torch.zeros(len(spans), dtype=torch.bool, device=place.device)
+        for number in sorted(range(len(size)), key=lambda span: (delta[span], size[span])):
+            if size[number] <= room:
+                room -= size[number]
+                stays[number] = True
+        whole = torch.zeros_like(planned)
+        whole[planned] = stays[place]
+        return whole | ((view.readers >= 0) & protected(view))
+
+    def _floor(self, view: View) -> int:
+        return min(self.min_recent, max(1, view.budget // 4))
+
+
+def protected(view: View) -> Tensor:
+    """Slots that come before planned ones: sinks and pins of either kind."""
+    return view.hard | (view.pin > 0)

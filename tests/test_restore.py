@@ -1,0 +1,226 @@
+"""Spans that were evicted and come back: exact rows, honest ledger, and a session that goes on as if."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tenure import Plan, Step
+from tenure.errors import BudgetError
+from tenure.tiers.record import SpanRecord
+from tests.chats import chat_engine
+from tests.conftest import random_ids
+from tests.oracles import check_ledger, state_of
+from tests.reference import MaskedReference
+
+
+class Shelf:
+    """The plainest archive: a dict."""
+
+    def __init__(self, records: dict[str, SpanRecord] | None = None) -> None:
+        self.records = dict(records or {})
+        self.prefetched: list[str] = []
+
+    def put(self, record: SpanRecord) -> None:
+        self.records[record.span] = record
+
+    def get(self, span_id: str) -> SpanRecord | None:
+        return self.records.get(span_id)
+
+    def prefetch(self, span_ids: Iterable[str]) -> None:
+        self.prefetched += span_ids
+
+    def forget(self, span_ids: Iterable[str]) -> None:
+        for span_id in span_ids:
+            self.records.pop(span_id, None)
+
+    def fork(self) -> Shelf:
+        return Shelf(self.records)
+
+
+OPTIONS = {"budget": 64, "chunk": 32, "slack": 8, "sinks": 2}
+
+
+def step_both(session, reference, ids):
+    """One chunk in the engine and in the masked reference; logits must agree."""
+    session.memory.prepare(len(ids))
+    ledger = session.memory.ledger
+    rows = ledger.rows
+    want = reference.run(
+        ids, ledger.logical[:, :rows].clone(), ledger.position[:, :rows].clone(), ledger.next_position
+    )
+    got = session.feed(ids)
+    torch.testing.assert_close(got, want, atol=1e-4, rtol=0)
+    check_ledger(session)
+
+
+@pytest.mark.parametrize("rotate", ["copy", "read"])
+@pytest.mark.parametrize("positions", ["bounded", "logical", "compact"])
+@pytest.mark.parametrize("policy", ["foresight", "h2o", "recency"])
+def test_a_restored_span_is_attended_as_the_masked_reference_says(models, engines, policy, positions, rotate):
+    engine = engines("qwen3", rotate=rotate)
+    session = engine.session(policy=policy, positions=positions, archive=Shelf(), **OPTIONS)
+    reference = MaskedReference(models("qwen3"))
+    names = []
+    for number in range(8):
+        ids = random_ids(24, seed=number)
+        step_both(session, reference, ids)
+        names.append(session.memory.ledger.spans[-1].id)
+    lost = next(name for name in names if session.explain(name).resident < 1.0)
+    assert session.fetch([lost, "nowhere"]) == [lost]
+    report = session.explain(lost)
+    assert report.resident == 1.0
+    assert not report.evicted
+    check_ledger(session)
+    for number in range(3):
+        step_both(session, reference, random_ids(20, seed=100 + number))
+
+
+def test_a_span_of_many_chunks_and_of_decoded_tokens_comes_back_whole(engines):
+    session = engines("llama").session(policy="recency", archive=(shelf := Shelf()), **OPTIONS)
+    session.append_ids(random_ids(50, seed=1), span="long")  # two chunks
+    session.force(random_ids(30, seed=2))  # past the slack: evictions while it grows
+    decoded = session.memory.ledger.spans[-1].id
+    session.append_ids(random_ids(90, seed=3), span="noise")
+    full = engines("llama").session(policy="full", chunk=32)
+    full.append_ids(random_ids(50, seed=1))
+    record = shelf.records["long"]
+    torch.testing.assert_close(record.keys, full.memory.rows.raw[:, :, :50], atol=1e-5, rtol=0)
+    torch.testing.assert_close(record.values, full.memory.rows.values[:, :, :50], atol=1e-5, rtol=0)
+    assert list(shelf.records[decoded].ids) == random_ids(30, seed=2)
+    assert session.fetch([decoded]) == [decoded]
+    start = session.memory.ledger.spans.get(decoded).start
+    inside = session.memory.ledger.logical[0, : session.memory.ledger.rows]
+    rows = torch.isin(inside, torch.arange(start, start + 30))
+    assert torch.equal(session.memory.rows.raw[:, :, : len(rows)][:, :, rows], shelf.records[decoded].keys)
+
+
+def test_a_span_returns_into_its_gap_while_there_is_one(engines):
+    """Before the first renumbering the gap is still there; short gaps are better left alone than closed."""
+    session = engines("llama").session(policy="recency", archive=Shelf(), limit=1024, **OPTIONS)
+    for name in "abcdef":
+        session.append_ids(random_ids(20, seed=ord(name)), span=name)
+    assert session.fetch(["b"]) == ["b"]
+    assert session.stats().renumbers == 0
+    assert session.explain("b").positions == (20, 39)
+    check_ledger(session)
+
+
+def test_what_the_begun_step_reads_is_fetched(engines):
+    plan = Plan([Step("one"), Step("two", ("facts",))])
+    session = engines("llama").session(policy="recency", plan=plan, archive=Shelf(), **OPTIONS)
+    session.append_ids(random_ids(20), span="facts")
+    session.append_ids(random_ids(200, seed=1))
+    assert session.explain("facts").resident < 1.0
+    plan.begin("two")
+    assert session.fetch(plan.current.reads) == ["facts"]
+    assert session.memory.ledger.spans.get("facts").restored == 1
+
+
+def test_a_farther_span_is_spilled_whole_and_comes_back_for_its_step(engines):
+    plan = Plan([Step("now", ("a",)), Step("late", ("b",))])
+    session = engines("llama").session(
+        policy="foresight", policy_options={"min_recent": 8}, plan=plan, archive=Shelf(), **OPTIONS
+    )
+    for name in "ab":
+        session.append_ids(random_ids(34, seed=ord(name)), span=name)
+    session.append_ids(random_ids(120, seed=9), span="noise")
+    assert session.explain("a").resident == 1.0
+    late = session.explain("b")
+    assert late.resident == 0.0
+    assert set(late.evicted) == {"spilled"}
+    plan.finish("now")
+    assert session.fetch(plan.current.reads) == ["b"]
+    session.append_ids(random_ids(120, seed=10))
+    assert session.explain("b").resident == 1.0, "the current step reads it"
+    check_ledger(session)
+
+
+def test_no_room_no_change(engines):
+    session = engines("llama").session(policy="recency", archive=Shelf(), **OPTIONS)
+    session.append_ids(random_ids(40), span="big")
+    session.append_ids(random_ids(30, seed=1), span="pinned", pin="hard")
+    session.append_ids(random_ids(90, seed=2))
+    before = state_of(session)
+    assert session.fetch(["big"]) == []
+    assert state_of(session) == before
+
+
+def test_a_record_of_another_span_is_a_miss(engines):
+    """C19: a mixed-up store must not put another session's rows in."""
+    session = engines("llama").session(policy="recency", archive=(shelf := Shelf()), **OPTIONS)
+    for name in "abcdef":
+        session.append_ids(random_ids(20, seed=ord(name)), span=name)
+    shelf.records["a"], shelf.records["b"] = shelf.records["b"], shelf.records["a"]
+    before = state_of(session)
+    assert session.fetch(["a", "b"]) == []
+    assert state_of(session) == before
+
+
+def test_after_a_rollback_the_archive_knows_what_is_left(engines):
+    session = engines("llama").session(policy="recency", archive=(shelf := Shelf()), **OPTIONS)
+    for name in "abcdef":
+        session.append_ids(random_ids(20, seed=ord(name)), span=name)
+    session.keep_first(50)  # in the middle of c
+    assert set(shelf.records) == {"a", "b"}
+    session.append_ids(random_ids(100, seed=1), span="new")
+    session.append_ids(random_ids(8, seed=2), span="end")
+    assert set(shelf.records) == {"a", "b", "c", "new"}
+    assert list(shelf.records["c"].ids) == random_ids(20, seed=ord("c"))[:10]
+    assert session.fetch(["c"]) == ["c"]
+    check_ledger(session)
+
+
+def test_a_fork_has_its_own_archive(engines):
+    session = engines("llama").session(policy="recency", archive=(shelf := Shelf()), **OPTIONS)
+    for name in "abcdef":
+        session.append_ids(random_ids(20, seed=ord(name)), span=name)
+    twin = session.fork()
+    twin.keep_first(10)
+    assert set(shelf.records) >= {"a", "b", "c", "d"}
+    assert session.fetch(["b"]) == ["b"]
+    check_ledger(twin)
+
+
+def test_a_step_that_reads_more_than_the_budget_is_refused(engines):
+    session = chat_engine(engines).session(policy="foresight", archive=Shelf(), **OPTIONS)
+    spans = session.append([{"role": "user", "content": f"{name} " * 30, "span": name} for name in "ab"])
+    session.append({"role": "user", "content": "noise " * 40})
+    need = sum(map(len, spans)) + 2 + 1
+    before = state_of(session)
+    with pytest.raises(BudgetError, match=rf"step 'both' reads .* needs {need}, the budget is 64"):
+        session.append({"role": "user", "content": "go", "step": "both", "reads": ["a", "b"]})
+    assert state_of(session) == before
+    session.append({"role": "user", "content": "go", "step": "one", "reads": ["a"]})
+    check_ledger(session)
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_any_order_of_calls_keeps_the_ledger_true(engines, data):
+    policy = data.draw(st.sampled_from(["foresight", "h2o", "recency", "random"]))
+    positions = data.draw(st.sampled_from(["bounded", "compact", "logical"]))
+    session = engines("llama", layers=2).session(
+        policy=policy, positions=positions, archive=Shelf(), **OPTIONS
+    )
+    for number in range(data.draw(st.integers(4, 14))):
+        spans = [span.id for span in session.memory.ledger.spans]
+        action = data.draw(st.sampled_from(["append", "append", "append", "fetch", "cut", "force", "fork"]))
+        if action == "append" or not spans:
+            session.append_ids(random_ids(data.draw(st.integers(1, 50)), seed=number), span=f"s{number}")
+        elif action == "fetch":
+            wanted = data.draw(st.lists(st.sampled_from(spans), max_size=3))
+            for name in session.fetch(wanted):
+                assert session.memory.ledger.spans.get(name).restored
+        elif action == "cut":
+            session.keep_first(data.draw(st.integers(0, len(session))))
+        elif action == "force":
+            session.force(random_ids(data.draw(st.integers(1, 12)), seed=number))
+        else:
+            session = session.fork()
+        check_ledger(session)
+    assert session.feed(random_ids(5)).isfinite().all()
