@@ -6,7 +6,7 @@ another share every matrix product; only attention looks at them one by one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -42,6 +42,8 @@ class Work:
         frozen: further segments, which every new token sees.
         statistics: what to collect, or None.
         groups: 1 or the number of layers: granularity of the kept sets.
+        watch: told of each layer's unrotated queries ``[H, new, D]`` and, where they were computed together, of their
+            log-sum-exp ``[G, g, new]``; for compressors, which judge keys by queries.
         mass: ``[groups, rows + new]`` fp32, filled by the forward; None without statistics.
     """
 
@@ -51,6 +53,7 @@ class Work:
     frozen: Sequence[Segment] = ()
     statistics: Statistics | None = None
     groups: int = 1
+    watch: Callable[[int, Tensor, Tensor | None], None] | None = None
     mass: Tensor | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -86,9 +89,7 @@ class Forward:
     def steps(self, native: Native) -> bool:
         """Whether every session decodes one token on a slab that the native kernels can read."""
         return all(
-            work.stop - work.start == 1
-            and not work.frozen
-            and native.can_read(work.rows.raw, work.rows.rotated)
+            work.stop - work.start == 1 and native.can_read(work.rows.raw, work.rows.rotated)
             for work in self.work
         )
 
@@ -103,6 +104,11 @@ class Forward:
         """
         for work in self.work:
             token, statistics, mass = work.start, work.statistics, work.mass
+            if work.frozen:
+                self._step_frozen(layer, work, qkv[token], out[token])
+                continue
+            if work.watch is not None:
+                work.watch(layer, qkv[token, : out.shape[1], None], None)
             native.attention(
                 qkv[token],
                 self.cos[token],
@@ -115,6 +121,20 @@ class Forward:
                 share=work.share,
                 mean=statistics is not None and statistics.reduce == "mean",
             )
+
+    def _step_frozen(self, layer: int, work: Work, qkv: Tensor, out: Tensor) -> None:
+        """One token of a session with frozen segments: ``qkv`` ``[heads + 2 kv_heads, D]``, ``out`` ``[heads, D]``."""
+        heads, dim = out.shape
+        layout = work.rows.layout
+        q, k, v = torch.split(qkv, [heads, layout.kv_heads, layout.kv_heads])
+        if work.watch is not None:
+            work.watch(layer, q[:, None], None)
+        cos, sin = self.cos[work.start], self.sin[work.start]
+        q = self.kernels.rotate(q, cos, sin).to(layout.dtype)
+        raw, v = k.to(layout.dtype)[:, None], v.to(layout.dtype)[:, None]
+        work.rows.append(layer, raw, v, self.kernels.rotate(raw, cos, sin))
+        shaped = q.view(layout.kv_heads, heads // layout.kv_heads, 1, dim)
+        out.copy_(self._session(layer, work, shaped).view(heads, dim))
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Append the new keys and values of a layer and attend.
@@ -136,16 +156,20 @@ class Forward:
         for work in self.work:
             part = slice(work.start, work.stop)
             work.rows.append(layer, k[:, part], v[:, part], rotated_k[:, part])
-            one = self._session(layer, work, rotated_q[:, :, part])
+            one = self._session(layer, work, rotated_q[:, :, part], q[:, part])
             out[part] = one.reshape(heads, work.stop - work.start, dim).transpose(0, 1)
         return out
 
-    def _session(self, layer: int, work: Work, q: Tensor) -> Tensor:
+    def _session(self, layer: int, work: Work, q: Tensor, raw: Tensor | None = None) -> Tensor:
         rows, new = work.rows.rows, work.stop - work.start
         keys, values = work.rows.keys(layer, rows + new), work.rows.values[layer, :, : rows + new]
         mass: Tensor | None = None
-        if new == 1 and not work.frozen:
-            out, _, mass = self.kernels.decode(q, keys, values, scale=self.scale)
+        if new == 1:
+            out, lse, mass = self.kernels.decode(q, keys, values, scale=self.scale)
+            if work.frozen:
+                other = self.kernels.merge([one.attend(layer, q, scale=self.scale) for one in work.frozen])
+                mass = mass * torch.sigmoid(lse - other[1])  # the share of the rows
+                out, lse = self.kernels.merge([(out, lse), other])
         else:
             parts = [segment.attend(layer, q, scale=self.scale) for segment in work.frozen]
             if rows:
@@ -161,6 +185,8 @@ class Forward:
                 mass = self.kernels.attention_mass(
                     q[:, :, new - window :], keys, lse[:, :, new - window :], scale=self.scale
                 )
+        if work.watch is not None and raw is not None:
+            work.watch(layer, raw, lse)
         if work.statistics is not None and mass is not None and work.mass is not None:
             joined = mass.flatten(0, 1)
             joined = joined.amax(0) if work.statistics.reduce == "max" else joined.mean(0)

@@ -17,6 +17,11 @@ class Kernels(Protocol):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
         """Attention of one block and its log-sum-exp."""
 
+    def attend_weighted(
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, *, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """Attention of one kv head's queries over keys with log-multiplicities."""
+
     def decode(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> tuple[Tensor, Tensor, Tensor]:
         """Attention of one query, its log-sum-exp and its probabilities."""
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tenure.kernels.reference import merge, rotate
 
-__all__ = ["attend", "attention_mass", "decode", "merge", "rotate"]
+__all__ = ["attend", "attend_weighted", "attention_mass", "decode", "merge", "rotate"]
 
 _BLOCK_BYTES = 32 * 2**20
 """Upper limit of one block of attention statistics."""
@@ -46,6 +46,26 @@ def decode(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> tuple[Tensor, Te
     mass = logits.softmax(-1)  # not exp(logits - lse): a large log-sum-exp is rounded too coarsely for that
     out = torch.bmm(mass.to(v.dtype), v)
     return out.unsqueeze(2), lse, mass
+
+
+def attend_weighted(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
+    """See :func:`tenure.kernels.reference.attend_weighted`."""
+    groups, n, dim = q.shape
+    if n == 1:
+        logits = torch.mm(q[:, 0], k.t()).float().mul_(scale).add_(bias)
+        out = torch.mm(logits.softmax(-1).to(v.dtype), v)
+        return out[:, None], logits.logsumexp(-1, keepdim=True)
+    heads = (1, groups, len(k), dim)
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q[None],
+        k[None, None].expand(heads),
+        v[None, None].expand(heads),
+        0.0,
+        False,
+        attn_mask=bias.expand(1, 1, n, len(k)),
+        scale=scale,
+    )
+    return out[0], lse[0]
 
 
 def attention_mass(q: Tensor, k: Tensor, lse: Tensor, *, scale: float) -> Tensor:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from tenure.kernels import reference
-from tenure.kernels.reference import attention_mass, merge, rotate
+from tenure.kernels.reference import attend_weighted, attention_mass, merge, rotate
 
-__all__ = ["attend", "attention_mass", "decode", "merge", "rotate"]
+__all__ = ["attend", "attend_weighted", "attention_mass", "decode", "merge", "rotate"]
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:

@@ -63,6 +63,27 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tu
     return out.to(q.dtype), logits.logsumexp(-1)
 
 
+def attend_weighted(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
+    """Attention over keys that stand for several tokens each; every query sees every key.
+
+    ``out = sum_j m_j e^{s_j} v_j / sum_j m_j e^{s_j}``: the log-multiplicity ``ln m_j`` is added to the scaled logit,
+    which is what ``m_j`` copies of the key would give.
+
+    Args:
+        q: ``[g, n, D]``, the query heads of one kv head.
+        k: ``[m, D]``, ``m`` at least 1.
+        v: ``[m, D]``.
+        bias: ``[m]`` fp32, log-multiplicities.
+        scale: factor on the logits.
+
+    Returns:
+        Output ``[g, n, D]`` in the dtype of ``q`` and log-sum-exp ``[g, n]`` in fp32.
+    """
+    logits = torch.einsum("gnd,md->gnm", q.float(), k.float()) * scale + bias
+    out = torch.einsum("gnm,md->gnd", logits.softmax(-1), v.float())
+    return out.to(q.dtype), logits.logsumexp(-1)
+
+
 def attention_mass(q: Tensor, k: Tensor, lse: Tensor, *, scale: float) -> Tensor:
     """Softmax mass that each key received from a run of queries which end at the last key.
 
