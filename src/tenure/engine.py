@@ -9,15 +9,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from tenure import sessionstore
 from tenure.cache.attend import Forward, Work
 from tenure.cache.rows import Layout
 from tenure.config import EngineConfig, SessionConfig
 from tenure.errors import ConfigError, ModelError
+from tenure.fingerprint import Fingerprint, fingerprint, weights_digest
 from tenure.interrupt import uninterrupted
 from tenure.kernels import kernels_for
 from tenure.memory import Device
@@ -62,6 +65,7 @@ class Engine:
         self.name = name
         self.tokenizer = tokenizer
         self._transcripts: dict[str, Transcript] = {}
+        self._weights = weights_digest(model)  # of what was loaded: the adapter may give parts of it up
         self.adapter = Adapter.attach(model, executor=self.config.executor, weights=self.config.weights)
         layout = self.adapter.layout
         self.kernels = kernels_for(layout.device)
@@ -112,6 +116,19 @@ class Engine:
     def vocabulary(self) -> int:
         """Number of token ids the model knows."""
         return int(self.adapter.model.config.get_text_config().vocab_size)
+
+    @cached_property
+    def fingerprint(self) -> Fingerprint:
+        """What stored keys and values are bound to."""
+        layout = self.layout
+        return fingerprint(
+            self._weights,
+            self.tokenizer,
+            self.adapter.rope,
+            dtype=layout.dtype,
+            shape=(layout.layers, layout.kv_heads, layout.head_dim),
+            storage=self.config.weights,
+        )
 
     @property
     def layout(self) -> Layout:
@@ -175,6 +192,15 @@ class Engine:
         self._check_slab(config)
         transcript = self.transcript(tools=tools, template_options=template_options)
         return Session(self, config, Plan() if plan is None else plan, transcript, archive)
+
+    def restore(self, path: str | Path) -> Session:
+        """A session as :meth:`Session.save` has written it; it goes on with the same ids as if it had never left.
+
+        Raises:
+            SaveError: no such file, or its content is not what was saved.
+            ConfigError: another model, tokenizer, dtype or format made it, or its slab does not fit the memory.
+        """
+        return sessionstore.load(self, path)
 
     def _check_slab(self, config: SessionConfig) -> None:
         """Refuse a session whose slab does not fit memory: later it would fail, or be killed, in mid-turn."""

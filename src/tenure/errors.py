@@ -65,6 +65,10 @@ class SessionFileError(TenureError, ValueError):
         super().__init__(cause, option=path if line is None else f"{path}:{line}", way_out=way_out)
 
 
+class SaveError(TenureError, ValueError):
+    """A session could not be saved, or what is to be restored is missing, broken or of another kind."""
+
+
 class PlanError(TenureError, ValueError):
     """A plan names unknown spans or steps, or contradicts itself."""
 

@@ -124,6 +124,11 @@ class Memory:
         """Ids of the spans that have tokens in the backlog."""
         return {item.span.id for item in self._backlog}
 
+    @property
+    def backlog(self) -> list[tuple[Span, Sequence[int]]]:
+        """Tokens that wait, in order, each run with its span."""
+        return [(item.span, item.ids[item.done :]) for item in self._backlog]
+
     def queue(self, ids: Sequence[int], span: Span) -> None:
         """Put tokens behind the backlog as (a further part of) a span."""
         if len(ids):
@@ -337,6 +342,11 @@ class Memory:
     def _renumber(self) -> None:
         self.ledger.renumber()
         self.rows.renumber()
+
+    def reserve(self, rows: int) -> None:
+        """Make the slab large enough for so many rows, in a session without a budget."""
+        if rows > self.rows.capacity and not self.policy.evicts:
+            self._grow(rows)
 
     def _grow(self, rows: int) -> None:
         capacity = 1 << (rows - 1).bit_length()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
-from tenure import conversation
+from tenure import conversation, sessionstore
 from tenure.cache.attend import Work
 from tenure.config import SessionConfig
 from tenure.errors import ConfigError, ModelError
@@ -28,6 +28,8 @@ from tenure.transcript import Message, Piece, State, Transcript
 from tenure.turn import Turn
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tenure.engine import Engine
 
 MessageLike = str | Mapping[str, Any] | Message
@@ -407,6 +409,24 @@ class Session:
         copy._transcript = None if self._transcript is None else self._transcript.fork()
         copy._states = list(self._states)
         return copy
+
+    def save(self, path: str | Path) -> int:
+        """Write the whole session to a file, to go on with :meth:`Engine.restore` at any later time.
+
+        An older file is replaced as a whole: after a crash it is the old one or the new one. The session goes on.
+
+        Args:
+            path: of the file.
+
+        Returns:
+            Bytes written.
+
+        Raises:
+            SaveError: the file could not be written.
+            ConfigError: a turn is open.
+        """
+        self._idle()
+        return sessionstore.save(self, path)
 
     # -- asking about itself ---------------------------------------------------------------------
 

@@ -88,6 +88,16 @@ class Transcript:
         return twin
 
     @property
+    def tools(self) -> list[Mapping[str, Any]]:
+        """JSON schemas of the tools the model may call."""
+        return list(self._template.tools or [])
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        """Further variables of the template."""
+        return dict(self._template.options)
+
+    @property
     def turn_open(self) -> bool:
         """Whether an assistant's turn is open: its header was given out and its closing was not."""
         return self._state.turn

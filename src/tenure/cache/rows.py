@@ -131,6 +131,34 @@ class RowSegment:
             q, self.keys(layer, self.rows), self.values[layer, :, : self.rows], causal=False, scale=scale
         )
 
+    def fill(self, keys: Tensor, values: Tensor, odd: tuple[Tensor, Tensor] | None = None) -> None:
+        """Take rows that were saved as the only ones; positions are the ledger's already.
+
+        Args:
+            keys: raw keys ``[layers, kv_heads, rows, D]``.
+            values: like ``keys``.
+            odd: what :meth:`odd_rows` gave.
+        """
+        self.rows = keys.shape[2]
+        self.raw[:, :, : self.rows] = keys
+        self.values[:, :, : self.rows] = values
+        self.renumber()
+        if self.rotated is not None and odd is not None:
+            self.rotated[:, :, odd[0]] = odd[1].to(self.rotated)
+
+    def odd_rows(self) -> tuple[Tensor, Tensor] | None:
+        """Rows of the rotated copy that a rebuild would not give to the bit: another kernel has rotated them.
+
+        Returns:
+            Row numbers ``[n]`` and their rotated keys ``[layers, kv_heads, n, D]``; None without a copy.
+        """
+        if self.rotated is None:
+            return None
+        odd = torch.zeros(self.rows, dtype=torch.bool, device=self.raw.device)
+        for layer in range(self.layout.layers):
+            odd |= (self._rotated(layer) != self.rotated[layer, :, : self.rows]).any(-1).any(0)
+        return odd.nonzero().flatten(), self.rotated[:, :, : self.rows][:, :, odd]
+
     def keep(self, index: Tensor, *, poison: bool = False) -> None:
         """Keep the rows ``index`` ``[layers or 1, kept]``, ascending, and free the rest.
 
@@ -177,10 +205,11 @@ class RowSegment:
         if self.rotated is None:
             return
         for layer in range(self.layout.layers):
-            cos, sin = self._cos_sin(self._positions[layer % len(self._positions), : self.rows])
-            self.rotated[layer, :, : self.rows] = self._kernels.rotate(
-                self.raw[layer, :, : self.rows], cos, sin
-            )
+            self.rotated[layer, :, : self.rows] = self._rotated(layer)
+
+    def _rotated(self, layer: int) -> Tensor:
+        cos, sin = self._cos_sin(self._positions[layer % len(self._positions), : self.rows])
+        return self._kernels.rotate(self.raw[layer, :, : self.rows], cos, sin)
 
     def grow(self, capacity: int, positions: Tensor) -> None:
         """Move to a larger slab; only for sessions without a budget."""
