@@ -70,11 +70,7 @@ def test_a_restored_session_is_the_same_to_the_byte_and_goes_on_alike(engines, f
 @pytest.mark.parametrize("positions", ["logical", "compact", "bounded"])
 @pytest.mark.parametrize("rotate", ["copy", "read"])
 def test_every_position_map_and_both_forms_of_keys(engines, file, positions, rotate):
-    engine = (
-        chat_engine(engines, rotate=rotate)
-        if rotate == "copy"
-        else engines("qwen2", tokenizer=tokenizer("chatml"), rotate=rotate, **SHAPE)
-    )
+    engine = engines("qwen2", tokenizer=tokenizer("chatml"), rotate=rotate, **SHAPE)
     session = grown(engine, policy="h2o", positions=positions)
     session.save(file)
     again = engine.restore(file)

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-try:
+if sys.platform != "win32":  # which has no such locks
     import fcntl
-except ImportError:  # Windows has no such locks
-    fcntl = None  # type: ignore[assignment]
 
 _PART = ".tenure-part"
 """Ending of a temporary name; the name begins with a dot."""
@@ -50,7 +49,7 @@ def remove_parts(folder: Path) -> int:
         How many there were.
     """
     count = 0
-    if fcntl is None:
+    if sys.platform == "win32":
         return count
     for part in folder.glob(f".*{_PART}"):
         with suppress(OSError):  # in work, or gone already
@@ -69,7 +68,7 @@ def _part(parent: Path) -> Iterator[Path]:
     """A locked temporary folder, removed at the end."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=".", suffix=_PART, dir=parent))
-        if fcntl is None:
+        if sys.platform == "win32":
             break
         with suppress(FileNotFoundError):  # taken for one left behind before it was locked
             number = os.open(folder, os.O_RDONLY)
@@ -81,14 +80,14 @@ def _part(parent: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        if fcntl is not None:
+        if sys.platform != "win32":
             os.close(number)
 
 
 def _flush(path: Path) -> None:
     """Wait until a file's content, or a folder's names, are on the disk."""
     folder = path.is_dir()
-    if folder and fcntl is None:
+    if folder and sys.platform == "win32":
         return  # Windows cannot, and need not
     number = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
     try:

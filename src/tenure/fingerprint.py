@@ -132,7 +132,7 @@ def _sample(tensor: Tensor) -> Tensor:
 
 def _bytes(tensor: Tensor) -> memoryview:
     flat = tensor.contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy())
+    return flat.view(torch.uint8).numpy().data
 
 
 def _tokenizer_digest(tokenizer: Any) -> str:

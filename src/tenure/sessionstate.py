@@ -208,4 +208,3 @@ def _transcript_json(transcript: Transcript | None, nodes: _Nodes) -> dict[str, 
         "tools": transcript.tools,
         "template_options": transcript.template_options,
     }
-

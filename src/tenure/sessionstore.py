@@ -143,5 +143,5 @@ def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
     for name, one in sorted(tensors.items()):
         known.update(f"{name} {tuple(one.shape)} {one.dtype}\0".encode())
         if one.numel():
-            known.update(memoryview(one.reshape(-1).view(torch.uint8).numpy()))
+            known.update(one.reshape(-1).view(torch.uint8).numpy().data)
     return known.hexdigest()
