@@ -22,7 +22,7 @@ from tests.chats import SHAPE, assistant, chat_engine, system, tokenizer, tool, 
 from tests.conftest import random_ids, tiny_model
 from tests.oracles import check_ledger, state_of
 
-SMALL = {"budget": 48, "chunk": 16, "slack": 4}
+SMALL = {"budget": 80, "chunk": 32, "slack": 4}
 
 
 def parts(folder):
@@ -42,7 +42,7 @@ def grown(engine, **options):
     session.append(
         [system("Be brief.", span="rules"), user("The pump is 417. " * 4, span="facts", step="read")]
     )
-    session.ask(user("Go on. " * 20, step="fix", pin="soft"), max_tokens=6)
+    session.ask(user("Go on. " * 30, step="fix", pin="soft"), max_tokens=6)
     return session
 
 
