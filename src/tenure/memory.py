@@ -268,11 +268,9 @@ class Memory:
         index = select(self.policy, self._view(planned))
         reasons: dict[int, str] = {}
         for number, span in enumerate(self.ledger.spans):
-            if span.id in planned:
-                # Nearer readers filled the budget.
-                reasons[number] = "plan" if self._capture is None else "spilled"
-            elif self.plan.readers(span.id):
-                reasons[number] = "expired"
+            reason = self.plan.loss_reason(span.id)
+            if reason is not None:
+                reasons[number] = "spilled" if reason == "plan" and self._capture is not None else reason
         self._keep(index, reasons)
 
     def _take(self) -> None:

@@ -12,8 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from tenure.errors import ConfigError, MessageError
+from tenure.errors import ConfigError, MessageError, PlanError
 from tenure.regions import Region, infer_region, parse_region
+from tenure.steps import Read, parse_read
 
 Pin = Literal["hard", "soft"]
 
@@ -37,7 +38,7 @@ class Message:
         region: its role for memory; None lets `infer_region` decide.
         pin: `hard` is never evicted, `soft` is evicted last.
         step: id of the plan's step that this message belongs to.
-        reads: ids of the spans that this step reads.
+        reads: the spans that this step reads: ids, ``{"message": NUMBER}`` or ``{"quote": TEXT}``.
         ignored: names of fields that were sent and have no meaning here.
     """
 
@@ -51,7 +52,7 @@ class Message:
     region: Region | None = None
     pin: Pin | None = None
     step: str | None = None
-    reads: tuple[str, ...] = ()
+    reads: tuple[Read, ...] = ()
     ignored: tuple[str, ...] = ()
 
     @property
@@ -243,10 +244,19 @@ def _pin(value: object, index: int) -> Pin | None:
     raise MessageError(f"pin: {value!r} is not a pin", index=index, way_out="Known: true, 'hard', 'soft'")
 
 
-def _reads(value: object, index: int) -> tuple[str, ...]:
+def _reads(value: object, index: int) -> tuple[Read, ...]:
     if value is None:
         return ()
     if not isinstance(value, (list, tuple)):
         raise MessageError(f"reads: expected a list of span ids, got {type(value).__name__}", index=index)
-    spans = (_id(span, f"reads[{number}]", index) for number, span in enumerate(value))
-    return tuple(dict.fromkeys(span for span in spans if span is not None))
+    return tuple(dict.fromkeys(_read(read, number, index) for number, read in enumerate(value)))
+
+
+def _read(value: object, number: int, index: int) -> Read:
+    place = f"reads[{number}]"
+    if isinstance(value, str):
+        return _id(value, place, index) or ""
+    try:
+        return parse_read(value, place)
+    except PlanError as error:
+        raise MessageError(str(error), index=index) from None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from tenure.messages import Message, Pin
     from tenure.regions import Region
+    from tenure.steps import Read
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Piece:
     span: str | None = None
     pin: Pin | None = None
     step: str | None = None
-    reads: tuple[str, ...] = ()
+    reads: tuple[Read, ...] = ()
     text: tuple[int, int] | None = None
 
     @classmethod

@@ -6,46 +6,68 @@ does not know simply has no effect. Only `Plan.validate` is strict, for callers 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from tenure.errors import PlanError
+from tenure.plan_json import UNSET, PlanData, read_plan, whole
+from tenure.steps import MessageNumber, Quote, Read, Reference, Step, parse_reads
+
+__all__ = ["MessageNumber", "Plan", "Quote", "Read", "Reference", "Step", "Unsettled"]
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One step of the work: its id and the ids of the spans it will read."""
+class Unsettled(NamedTuple):
+    """A read whose span could not be told: its step, what it says, and the spans that fit it (none or several)."""
 
-    id: str
-    reads: tuple[str, ...] = ()
+    step: str
+    read: Reference
+    spans: tuple[str, ...]
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.id, str) or not self.id:
-            raise PlanError(f"a step's id must be a non-empty string, not {self.id!r}")
-        reads: object = self.reads
-        if not isinstance(reads, (list, tuple)) or not all(isinstance(span, str) and span for span in reads):
-            raise PlanError(f"the reads of step {self.id!r} must be a list of span ids, not {reads!r}")
-        object.__setattr__(self, "reads", tuple(dict.fromkeys(reads)))
+    def __str__(self) -> str:
+        fits = "no span" if not self.spans else f"{len(self.spans)} spans: {', '.join(self.spans[:5])}"
+        return f"step {self.step!r} reads {self.read}, which fits {fits}"
 
 
 class Plan:
     """Ordered steps, the one under way, and those that are done.
 
-    The steps themselves never change; `begin`, `finish` and `add` move the plan forward. Distances are
-    counted in steps from the current one, which is the first step until `begin` is called.
+    Distances are counted in steps from the current one, which is the first step until `begin` is called. Beside
+    the steps stand two kinds of reads that planners find out: those of the turn under way, which count like the
+    current step's, and expected ones, which come after every step.
+
+    A reader that was passed over counts as needed now until the caller confirms what became of it: `finish` when
+    it is done, `confirm` when it is still to come. Without either it expires.
+
+    Args:
+        steps: in order.
+        expire_after: steps after which a reader that was passed over counts no longer; 0 at once, None never.
+
+    Raises:
+        PlanError: two steps share an id.
     """
 
-    def __init__(self, steps: Iterable[Step] = ()) -> None:
-        """Raises `PlanError` when two steps share an id."""
+    def __init__(self, steps: Iterable[Step] = (), *, expire_after: int | None = None) -> None:
+        self.expire_after = None if expire_after is None else whole(expire_after, "expire_after")
         self._steps: list[Step] = []
         self._index: dict[str, int] = {}
-        self._readers: dict[str, list[int]] = {}
+        self._readers: dict[str, list[str]] = {}
+        self._unsettled: dict[str, None] = {}
         self._finished: set[str] = set()
         self._current = 0
+        self._clock = 0
+        self._passed: dict[str, int] = {}
+        self._turn: Step | None = None
+        self._expected: tuple[str, ...] = ()
+        self._superseded: dict[str, str] = {}
+        self._once: set[str] = set()
+        self._next: dict[str, tuple[int, Step | None]] | None = None
+        self._deltas: Mapping[str, int] = MappingProxyType({})
         for step in steps:
             self.add(step)
+
+    # -- reading ---------------------------------------------------------------------------------
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -61,6 +83,37 @@ class Plan:
     def finished(self) -> frozenset[str]:
         """The ids of the finished steps."""
         return frozenset(self._finished)
+
+    @property
+    def coming(self) -> tuple[Step, ...]:
+        """The unfinished steps from the current one on."""
+        return tuple(step for step in self._steps[self._current :] if step.id not in self._finished)
+
+    @property
+    def overdue(self) -> tuple[Step, ...]:
+        """Steps that were passed over without finishing and have not expired, in order."""
+        late = [self._index[step_id] for step_id in self._passed if not self._expired(step_id)]
+        return tuple(self._steps[place] for place in sorted(late))
+
+    @property
+    def turn(self) -> Step | None:
+        """What planners found for the turn under way, as a step of its own."""
+        return self._turn
+
+    @property
+    def expected(self) -> tuple[str, ...]:
+        """Spans that planners expect to be read by some later turn."""
+        return self._expected
+
+    @property
+    def superseded(self) -> Mapping[str, str]:
+        """Spans that a newer one has taken the place of, and that newer one."""
+        return MappingProxyType(self._superseded)
+
+    @property
+    def pending(self) -> tuple[tuple[str, Reference], ...]:
+        """Reads by message number or by quote whose span is not known yet, with their step."""
+        return tuple((step.id, read) for step in self._open() for read in step.pending)
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -80,24 +133,50 @@ class Plan:
         current = self.current.id if self.current else None
         return f"Plan({len(self._steps)} steps, current={current!r}, finished={len(self._finished)})"
 
-    def add(self, step: Step) -> None:
-        """Append a step. Raises `PlanError` when its id is taken."""
-        if step.id in self._index:
-            raise PlanError(f"step {step.id!r} is in the plan already", way_out="Give each step its own id")
-        place = len(self._steps)
-        self._steps.append(step)
-        self._index[step.id] = place
-        for span in step.reads:
-            self._readers.setdefault(span, []).append(place)
+    def next_reader(self, span_id: str) -> Step | None:
+        """The next unfinished step that reads a span, from the current one on; else an overdue one."""
+        found = self._nearest().get(span_id)
+        return None if found is None else found[1]
+
+    def delta(self, span_id: str) -> int | None:
+        """Steps from the current one to the next unfinished reader of a span.
+
+        0 means that the current step or the turn under way reads it, or that a reader of it is overdue. None when
+        no reader remains.
+        """
+        return self.planned().get(span_id)
+
+    def readers(self, span_id: str) -> tuple[Step, ...]:
+        """Every step that reads a span, finished ones too, in order; a turn under way comes first."""
+        turn = (self._turn,) if self._turn is not None and span_id in self._turn.reads else ()
+        places = sorted(self._index[step_id] for step_id in self._readers.get(span_id, ()))
+        return turn + tuple(self._steps[place] for place in places)
+
+    def planned(self) -> Mapping[str, int]:
+        """Every span with a remaining reader, and its `delta`. Computed once a change of the plan."""
+        self._nearest()
+        return self._deltas
+
+    def loss_reason(self, span_id: str) -> str | None:
+        """Why a span's slots may go: ``plan`` (nearer readers filled the budget), ``superseded``, ``expired``
+        (its readers are done), or None where the plan has nothing to say."""
+        if span_id in self.planned():
+            return "plan"
+        if span_id in self._superseded:
+            return "superseded"
+        return "expired" if span_id in self._readers or span_id in self._once else None
+
+    # -- moving forward --------------------------------------------------------------------------
 
     def begin(self, step_id: str) -> Step:
         """Make a step the current one; going back reopens a finished step.
 
         Raises `PlanError` for an unknown step, with the plan unchanged.
         """
-        self._current = self._place(step_id)
+        place = self._place(step_id)
         self._finished.discard(step_id)
-        return self._steps[self._current]
+        self._move(place)
+        return self._steps[place]
 
     def finish(self, step_id: str) -> None:
         """Mark a step as done: from now on it counts no longer as a reader.
@@ -107,36 +186,118 @@ class Plan:
         """
         place = self._place(step_id)
         self._finished.add(step_id)
-        if place == self._current:
-            while self._current < len(self._steps) and self._steps[self._current].id in self._finished:
-                self._current += 1
+        self._passed.pop(step_id, None)
+        self._move(self._unfinished(place) if place == self._current else self._current)
 
-    def next_reader(self, span_id: str) -> Step | None:
-        """The next unfinished step that reads a span, from the current one on; else the last overdue one."""
-        place = self._next_place(span_id)
-        return None if place is None else self._steps[place]
+    def confirm(self, step_id: str) -> None:
+        """Say that an overdue step is still to come: it has `expire_after` steps again.
 
-    def delta(self, span_id: str) -> int | None:
-        """Steps from the current one to the next unfinished reader of a span.
-
-        0 means that the current step reads it. A reader that was passed over and has not finished counts as
-        0: it is overdue, and nothing says that it will not come. None when no reader remains.
+        Steps that are not overdue need no confirmation. Raises `PlanError` for an unknown step.
         """
-        place = self._next_place(span_id)
-        return None if place is None else max(0, place - self._current)
+        self._place(step_id)
+        if step_id in self._passed:
+            self._passed[step_id] = self._clock
+            self._next = None
 
-    def readers(self, span_id: str) -> tuple[Step, ...]:
-        """Every step that reads a span, finished ones too, in order."""
-        return tuple(self._steps[place] for place in self._readers.get(span_id, ()))
+    # -- changing --------------------------------------------------------------------------------
 
-    def planned(self) -> dict[str, int]:
-        """Every span with a remaining reader, and its `delta`."""
-        distances = ((span, self.delta(span)) for span in self._readers)
-        return {span: distance for span, distance in distances if distance is not None}
+    def add(self, step: Step) -> None:
+        """Append a step. Raises `PlanError` when its id is taken."""
+        if step.id in self._index:
+            raise PlanError(f"step {step.id!r} is in the plan already", way_out="Give each step its own id")
+        self._index[step.id] = len(self._steps)
+        self._steps.append(step)
+        self._enter(step)
+
+    def remove(self, step_id: str) -> None:
+        """Take a step out. The step behind it takes its place. Raises `PlanError` for an unknown step."""
+        place = self._place(step_id)
+        self._leave(self._steps.pop(place))
+        self._finished.discard(step_id)
+        self._passed.pop(step_id, None)
+        self._index = {step.id: number for number, step in enumerate(self._steps)}
+        if place < self._current:
+            self._current -= 1
+        self._move(self._unfinished(self._current) if place == self._current else self._current)
+
+    def set_reads(self, step_id: str, reads: Iterable[Read]) -> None:
+        """Give a step other reads. Raises `PlanError` for an unknown step or a read that cannot be one."""
+        place = self._place(step_id)
+        step = replace(self._steps[place], reads=parse_reads(reads, "reads"))
+        self._leave(self._steps[place])
+        self._steps[place] = step
+        self._enter(step)
+
+    def add_reads(self, step_id: str, reads: Iterable[Read]) -> None:
+        """Add to the reads of a step. Raises `PlanError` like `set_reads`."""
+        self.set_reads(step_id, [*self[step_id].reads, *reads])
+
+    def add_turn_reads(self, spans: Iterable[str], *, name: str = "turn") -> None:
+        """Let the turn under way read spans; they count like the current step's until `end_turn`."""
+        held = self._turn or Step(name)
+        self._turn = replace(held, reads=(*held.reads, *spans))
+        self._once.update(self._turn.spans)
+        self._next = None
+
+    def end_turn(self) -> None:
+        """The turn under way is over, and so are its reads."""
+        self._turn = self._next = None
+
+    def expect(self, spans: Iterable[str]) -> None:
+        """Say which spans some later turn is expected to read, in place of those said before."""
+        self._expected = tuple(dict.fromkeys(spans))
+        self._once.update(self._expected)
+        self._next = None
+
+    def supersede(self, old: str, new: str) -> None:
+        """Let a newer span take the place of an older one: it is evicted first.
+
+        Unfinished steps read the newer one instead. A step that later names the older one again has it back.
+        """
+        if old == new or new in self._superseded:
+            raise PlanError(f"{old!r} cannot be superseded by {new!r}", option="superseded")
+        self._superseded[old] = new
+        for step_id in list(self._readers.get(old, ())):
+            if step_id not in self._finished:
+                self.set_reads(step_id, [new if read == old else read for read in self[step_id].reads])
+        self._next = None
+
+    def forget_spans(self, spans: Collection[str]) -> None:
+        """Drop what planners have said of spans that the session has no more; the steps stay as they are."""
+        self._superseded = {
+            old: new for old, new in self._superseded.items() if old not in spans and new not in spans
+        }
+        self._expected = tuple(span for span in self._expected if span not in spans)
+        if self._turn is not None:
+            self._turn = replace(self._turn, reads=tuple(s for s in self._turn.spans if s not in spans))
+        self._next = None
+
+    def resolve(self, find: Callable[[Reference], Sequence[str]]) -> list[Unsettled]:
+        """Put span ids in the place of message numbers and quotes.
+
+        Args:
+            find: gives the ids of the spans that a reference fits. Exactly one settles it for good.
+
+        Returns:
+            What could not be settled; those reads stay as they are and have no effect.
+        """
+        left = []
+        for step in self._open():
+            settled: list[Read] = []
+            for read in step.reads:
+                fits = (read,) if isinstance(read, str) else tuple(find(read))
+                if len(fits) == 1:
+                    settled.append(fits[0])
+                elif not isinstance(read, str):
+                    settled.append(read)
+                    left.append(Unsettled(step.id, read, fits))
+            if tuple(settled) != step.reads:
+                self.set_reads(step.id, settled)
+        return left
 
     def validate(
         self,
-        known_spans: Collection[str] = (),
+        known_spans: Collection[Read] = (),
         pending_ok: bool = False,
         *,
         begin: Sequence[str] = (),
@@ -149,15 +310,20 @@ class Plan:
             begin: step ids that the caller means to begin.
 
         Raises:
-            PlanError: lists every unknown span with its steps, and every unknown step.
+            PlanError: lists every unknown span with its steps, every read that is not settled, and every unknown
+                step.
         """
         problems = []
         for step in self._steps:
             if pending_ok and step.id not in self._finished:
                 continue
-            unknown = [span for span in step.reads if span not in known_spans]
+            unknown = [
+                repr(read) if isinstance(read, str) else str(read)
+                for read in step.reads
+                if read not in known_spans
+            ]
             if unknown:
-                problems.append(f"step {step.id!r} reads unknown spans: {', '.join(map(repr, unknown))}")
+                problems.append(f"step {step.id!r} reads unknown spans: {', '.join(unknown)}")
         problems.extend(f"unknown step {step_id!r}" for step_id in begin if step_id not in self._index)
         if problems:
             raise PlanError(
@@ -166,21 +332,28 @@ class Plan:
 
     def copy(self) -> Plan:
         """An independent plan in the same state, for a fork."""
-        twin = Plan()
-        twin._steps = list(self._steps)
-        twin._index = dict(self._index)
-        twin._readers = {span: list(places) for span, places in self._readers.items()}
-        twin._finished = set(self._finished)
-        twin._current = self._current
+        twin = Plan.__new__(Plan)
+        twin.__dict__.update(self.__dict__)
+        twin._readers = {span: list(steps) for span, steps in self._readers.items()}
+        for name in ("_steps", "_index", "_unsettled", "_finished", "_passed", "_superseded", "_once"):
+            setattr(twin, name, getattr(self, name).copy())
         return twin
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain data; see `data/plan.schema.json`."""
-        return {
-            "steps": [{"id": step.id, "reads": list(step.reads)} for step in self._steps],
+        data: dict[str, Any] = {
+            "steps": [step.to_json() for step in self._steps],
             "current": self.current.id if self.current else None,
             "finished": [step.id for step in self._steps if step.id in self._finished],
         }
+        more = {
+            "overdue": {step_id: self._clock - then for step_id, then in sorted(self._passed.items())},
+            "expire_after": self.expire_after,
+            "turn": None if self._turn is None else self._turn.to_json(),
+            "expected": list(self._expected),
+            "superseded": dict(self._superseded),
+        }
+        return data | {name: value for name, value in more.items() if value not in (None, {}, [])}
 
     @classmethod
     def from_json(cls, data: str | bytes | Mapping[str, Any]) -> Plan:
@@ -189,33 +362,89 @@ class Plan:
         Raises:
             PlanError: names the place at fault, such as `steps[2].reads[0]`.
         """
-        if isinstance(data, (str, bytes)):
-            try:
-                data = json.loads(data)
-            except ValueError as error:
-                raise PlanError(f"not JSON: {error}", option="plan") from None
-        root = _object(data, "plan", {"steps", "current", "finished"}, {"steps"})
-        plan = cls()
-        for number, item in enumerate(_list(root["steps"], "steps")):
-            place = f"steps[{number}]"
-            fields = _object(item, place, {"id", "reads"}, {"id"})
-            reads = _list(fields.get("reads", []), f"{place}.reads")
-            step = Step(
-                _text(fields["id"], f"{place}.id"),
-                tuple(_text(span, f"{place}.reads[{k}]") for k, span in enumerate(reads)),
-            )
-            if step.id in plan:
-                raise PlanError(f"step {step.id!r} appears twice", option=f"{place}.id")
-            plan.add(step)
-        for number, item in enumerate(_list(root.get("finished", []), "finished")):
-            plan._finished.add(plan._known(item, f"finished[{number}]"))
-        if "current" not in root:
-            plan._skip_finished()
-        elif root["current"] is None:
-            plan._current = len(plan._steps)
+        return cls._of(read_plan(data))
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    @classmethod
+    def _of(cls, data: PlanData) -> Plan:
+        plan = cls(data.steps, expire_after=data.expire_after)
+        plan._finished.update(data.finished)
+        if data.current is UNSET:
+            plan._current = plan._unfinished(0)
         else:
-            plan._current = plan._place(plan._known(root["current"], "current"))
+            plan._current = len(plan._steps) if data.current is None else plan._index[str(data.current)]
+        passed = [step.id for step in plan._steps[: plan._current] if step.id not in plan._finished]
+        plan._passed = {step_id: -data.overdue.get(step_id, 0) for step_id in passed}
+        plan._turn = data.turn
+        plan._expected = tuple(data.expected)
+        plan._superseded = dict(data.superseded)
         return plan
+
+    def _nearest(self) -> Mapping[str, tuple[int, Step | None]]:
+        """Delta and next reader of every planned span."""
+        if self._next is not None:
+            return self._next
+        found: dict[str, tuple[int, Step | None]] = {}
+        if self._turn is not None:
+            for span in self._turn.spans:
+                found[span] = (0, self._turn)
+        for distance, step in enumerate(self._steps[self._current :]):
+            if step.id not in self._finished:
+                for span in step.spans:
+                    if span not in found:
+                        found[span] = (distance, step)
+        for step in reversed(self.overdue):
+            for span in step.spans:
+                found.setdefault(span, (0, step))
+        behind = max(1, len(self._steps) - self._current)
+        for span in self._expected:
+            if span not in self._superseded:
+                found.setdefault(span, (behind, None))
+        self._next = found
+        self._deltas = MappingProxyType({span: distance for span, (distance, _) in found.items()})
+        return found
+
+    def _open(self) -> list[Step]:
+        """Steps with reads that are not settled, in order."""
+        return [self._steps[place] for place in sorted(self._index[step_id] for step_id in self._unsettled)]
+
+    def _move(self, place: int) -> None:
+        """Make a place the current one, and keep count of the steps that it passes over."""
+        if place != self._current:
+            self._clock += 1
+        for step in self._steps[self._current : place]:
+            if step.id not in self._finished:
+                self._passed[step.id] = self._clock
+        if place < self._current:
+            for step in self._steps[place : self._current]:
+                self._passed.pop(step.id, None)
+        self._current = place
+        self._next = None
+
+    def _unfinished(self, place: int) -> int:
+        while place < len(self._steps) and self._steps[place].id in self._finished:
+            place += 1
+        return place
+
+    def _expired(self, step_id: str) -> bool:
+        return self.expire_after is not None and self._clock - self._passed[step_id] >= self.expire_after
+
+    def _enter(self, step: Step) -> None:
+        for span in step.spans:
+            self._readers.setdefault(span, []).append(step.id)
+            self._superseded.pop(span, None)
+        if step.pending:
+            self._unsettled[step.id] = None
+        self._next = None
+
+    def _leave(self, step: Step) -> None:
+        for span in step.spans:
+            self._readers[span].remove(step.id)
+            if not self._readers[span]:
+                del self._readers[span]
+        self._unsettled.pop(step.id, None)
+        self._next = None
 
     def _place(self, step_id: str) -> int:
         try:
@@ -225,49 +454,3 @@ class Plan:
             raise PlanError(
                 f"unknown step {step_id!r}", option="step", way_out=f"Steps of the plan: {known}"
             ) from None
-
-    def _known(self, value: object, place: str) -> str:
-        step_id = _text(value, place)
-        if step_id not in self._index:
-            raise PlanError(f"unknown step {step_id!r}", option=place)
-        return step_id
-
-    def _next_place(self, span_id: str) -> int | None:
-        overdue = None
-        for place in self._readers.get(span_id, ()):
-            if self._steps[place].id in self._finished:
-                continue
-            if place >= self._current:
-                return place
-            overdue = place
-        return overdue
-
-    def _skip_finished(self) -> None:
-        while self._current < len(self._steps) and self._steps[self._current].id in self._finished:
-            self._current += 1
-
-
-def _object(value: object, place: str, allowed: set[str], required: set[str]) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise PlanError(f"expected an object, got {type(value).__name__}", option=place)
-    unknown = sorted(set(map(str, value)) - allowed)
-    if unknown:
-        raise PlanError(
-            f"unknown fields: {', '.join(unknown)}", option=place, way_out=f"Known: {sorted(allowed)}"
-        )
-    missing = sorted(required - set(value))
-    if missing:
-        raise PlanError(f"missing fields: {', '.join(missing)}", option=place)
-    return value
-
-
-def _list(value: object, place: str) -> Sequence[Any]:
-    if not isinstance(value, (list, tuple)):
-        raise PlanError(f"expected a list, got {type(value).__name__}", option=place)
-    return value
-
-
-def _text(value: object, place: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise PlanError(f"expected a non-empty string, got {value!r}", option=place)
-    return value

@@ -27,9 +27,9 @@ def check_reads(memory: Memory, messages: Sequence[Message]) -> None:
         return
     step, reads = begun[-1]
     if step in memory.plan:
-        reads = memory.plan[step].reads
+        reads = (*memory.plan[step].reads, *reads)
     table, sinks = memory.ledger.spans, memory.config.sinks
-    known = [table.get(name) for name in dict.fromkeys(reads) if name in table]
+    known = [table.get(name) for name in dict.fromkeys(reads) if isinstance(name, str) and name in table]
     tokens = sum(len(span) for span in known)
     pinned = sum(len(span) for span in table if span.pin == "hard" and span.id not in reads)
     need = tokens + pinned + sinks + 1

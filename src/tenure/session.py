@@ -19,6 +19,7 @@ from tenure.interrupt import uninterrupted
 from tenure.memory import Memory
 from tenure.plan import Plan, Step
 from tenure.reads import check_reads
+from tenure.references import check_plan, settle
 from tenure.regions import Region
 from tenure.report import SessionStats, SpanReport, session_stats, span_report
 from tenure.sampling import SamplingOptions, sampling_options
@@ -149,8 +150,9 @@ class Session:
     ) -> list[Span]:
         for message in parsed:
             self._follow(message)
+        settle(self)
         if self.plan.current is not None and any(message.step is not None for message in parsed):
-            self.memory.restore(self.plan.current.reads)
+            self.memory.restore(self.plan.current.spans)
         named = {piece.span for piece in pieces}
         spans = []
         for piece in pieces:
@@ -158,11 +160,13 @@ class Session:
             # A closing belongs to its message, but may not add to a hard pin, which was checked without it.
             if span is None or piece.kind != "closing" or (span.pin == "hard" and piece.pin != "hard"):
                 span = self._new_span(piece.span, piece.region, piece.role, piece.pin, named)
+                span.message = piece.kind in ("message", "prompt")
             self.memory.queue(piece.ids, span)
             if piece.kind == "message":
                 spans.append(span)
         self._transcript = transcript
         self._states += places
+        settle(self)
         return spans
 
     def append_ids(
@@ -436,15 +440,18 @@ class Session:
         Raises:
             UnknownSpanError: no such span.
         """
-        tokenizer = self.engine.tokenizer
         return span_report(
-            self.memory.ledger,
-            self.plan,
-            span_id,
-            lambda start, stop: (
-                "" if tokenizer is None else tokenizer.decode(self.memory.ids[start:stop].tolist())
-            ),
+            self.memory.ledger, self.plan, span_id, lambda a, b: self.text_of(self.memory.ids[a:b])
         )
+
+    def text_of(self, ids: Iterable[int]) -> str:
+        """Token ids as text; empty without a tokenizer."""
+        tokenizer = self.engine.tokenizer
+        return "" if tokenizer is None else str(tokenizer.decode(list(ids)))
+
+    def check_plan(self, *, pending_ok: bool = True) -> None:
+        """Raise PlanError where the plan names spans that the session does not have; see ``references.check_plan``."""
+        check_plan(self, pending_ok=pending_ok)
 
     def stats(self) -> SessionStats:
         """Counters; see :class:`SessionStats`."""
@@ -542,7 +549,9 @@ class Session:
         if message.step is None:
             return
         if message.step not in self.plan:
-            self.plan.add(Step(message.step, tuple(message.reads)))
+            self.plan.add(Step(message.step, message.reads))
+        elif message.reads:
+            self.plan.add_reads(message.step, message.reads)
         current = self.plan.current
         if current is not None and current.id == self._step and current.id != message.step:
             self.plan.finish(current.id)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tenure.errors import MessageError, SessionFileError
 from tenure.messages import Message
-from tenure.plan import Plan, Step
+from tenure.plan import Plan, Read, Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -87,7 +87,7 @@ class SessionFile:
 
     def plan(self) -> Plan:
         """The plan that the file implies: its steps in order of appearance, with the reads of their lines."""
-        reads: dict[str, list[str]] = {}
+        reads: dict[str, list[Read]] = {}
         for entry in self.entries:
             if entry.step is not None:
                 reads.setdefault(entry.step, []).extend(entry.reads)
@@ -196,10 +196,10 @@ class _Reader:
         step = message.step or f"probe-{self._probes}"
         if message.span is not None and not keep:
             raise self._error("span: a probe that is not kept leaves no span", 'Add "keep": true')
-        return Probe(question, step, tuple(expect), message.reads, limit, keep, message.span)
+        return Probe(question, step, tuple(expect), self._ids(message.reads), limit, keep, message.span)
 
     def _enter(self, entry: Message | Probe) -> None:
-        unknown = [span for span in entry.reads if span not in self._spans]
+        unknown = [span for span in self._ids(entry.reads) if span not in self._spans]
         if unknown:
             known = ", ".join(list(self._spans)[-8:]) or "none"
             raise self._error(
@@ -218,6 +218,14 @@ class _Reader:
                 )
             self._spans[entry.span] = self.line
         self.entries.append(entry)
+
+    def _ids(self, reads: Sequence[Read]) -> tuple[str, ...]:
+        for read in reads:
+            if not isinstance(read, str):
+                raise self._error(
+                    f"reads: {read}", "Name the span by its id; a session file has one for each"
+                )
+        return tuple(read for read in reads if isinstance(read, str))
 
     def _known(self, obj: Mapping[str, Any], allowed: Sequence[str]) -> None:
         unknown = sorted(set(obj).difference(allowed))

@@ -27,6 +27,7 @@ class Span:
         pin: ``hard`` is never evicted, ``soft`` is evicted last.
         evicted: slots lost, by reason, summed over the layers of the ledger; those that came back are not counted.
         restored: times that it came back from a tier.
+        message: False for what the template writes on its own account: a preamble, a closing that stands apart.
     """
 
     id: str
@@ -37,6 +38,7 @@ class Span:
     pin: Pin | None = None
     evicted: Counter[str] = field(default_factory=Counter)
     restored: int = 0
+    message: bool = True
 
     def __len__(self) -> int:
         return self.stop - self.start

@@ -194,4 +194,6 @@ class Chat:
             self.out.print("[dim]no plan; give one with --plan FILE[/]")
         for one in plan.steps:
             mark = "done" if one.id in plan.finished else "now" if plan.current is one else ""
-            self.out.print(f"{mark:>4}  {one.id}  reads {', '.join(one.reads) or 'nothing'}", markup=False)
+            self.out.print(
+                f"{mark:>4}  {one.id}  reads {', '.join(map(str, one.reads)) or 'nothing'}", markup=False
+            )

@@ -1,0 +1,96 @@
+"""Reads by message number and by quoted text become span ids as soon as the session has the span.
+
+A reference is settled once: the first time that exactly one span fits it. A question that repeats a quoted text
+later does not make it ambiguous any more.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from tenure.errors import PlanError
+from tenure.steps import MessageNumber, Read, Reference
+
+if TYPE_CHECKING:
+    from tenure.memory import Memory
+    from tenure.plan import Unsettled
+    from tenure.session import Session
+    from tenure.spans import Span
+
+
+def settle(session: Session) -> list[Unsettled]:
+    """Put span ids in the place of the plan's references, the waiting messages included.
+
+    Returns:
+        The references that fit no span, or more than one.
+    """
+    if not session.plan.pending:
+        return []
+    return session.plan.resolve(finder(contents(session.memory), session.text_of))
+
+
+def check_plan(session: Session, *, pending_ok: bool) -> None:
+    """Hold a session's plan against its spans.
+
+    Args:
+        session: whose plan.
+        pending_ok: let steps that are not finished read spans that do not exist yet. A quote that fits several spans
+            is reported in any case.
+
+    Raises:
+        PlanError: lists every unknown span and every reference that is not settled.
+    """
+    plan = session.plan
+    problems = [
+        str(left) for left in settle(session) if left.spans or not pending_ok or left.step in plan.finished
+    ]
+    known: set[Read] = {span.id for span, _ in contents(session.memory)} | {read for _, read in plan.pending}
+    try:
+        plan.validate(known, pending_ok)
+    except PlanError as error:
+        problems.insert(0, error.cause)
+    if problems:
+        raise PlanError(
+            "; ".join(problems), option="plan", way_out="Define the spans first, or name them by their ids"
+        )
+
+
+def contents(memory: Memory) -> Iterator[tuple[Span, array[int]]]:
+    """Every span of a session with its ids, in order, those that wait to be computed included."""
+    waiting: dict[str, tuple[Span, array[int]]] = {}
+    for span, ids in memory.backlog:
+        waiting.setdefault(span.id, (span, array("I")))[1].extend(ids)
+    for span in memory.ledger.spans:
+        computed = memory.ids[span.start : span.stop]
+        yield span, computed + waiting.pop(span.id)[1] if span.id in waiting else computed
+    yield from waiting.values()
+
+
+def finder(
+    spans: Iterable[tuple[Span, array[int]]], text_of: Callable[[array[int]], str]
+) -> Callable[[Reference], list[str]]:
+    """A function that gives the ids of the spans that a reference fits.
+
+    Args:
+        spans: spans and their token ids, in order.
+        text_of: decodes ids.
+    """
+    held = list(spans)
+    messages = [span.id for span, _ in held if span.role is not None and span.message]
+    texts: list[tuple[str, str]] = []
+
+    def find(reference: Reference) -> list[str]:
+        if isinstance(reference, MessageNumber):
+            return messages[reference.number : reference.number + 1]
+        if not texts:
+            texts.extend((span.id, _plain(text_of(ids))) for span, ids in held)
+        wanted = _plain(reference.text)
+        return [span_id for span_id, text in texts if wanted in text]
+
+    return find
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())

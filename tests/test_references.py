@@ -1,0 +1,103 @@
+"""Reads by message number and by quote, on sessions; and plans that are wrong in every way."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tenure import Plan, Step
+from tenure.errors import MessageError, PlanError
+from tenure.plan import MessageNumber, Quote
+from tests.chats import assistant, chat_session, system, tool, user
+from tests.oracles import check_ledger
+
+
+def test_quotes_and_numbers_find_their_spans(engines):
+    plan = Plan([Step("go", (Quote("limit is\n 48"), MessageNumber(2), MessageNumber(9), Quote("nowhere")))])
+    session = chat_session(engines, plan=plan)
+    session.queue([user("The limit  is 48.", span="limits"), assistant("Noted.")])
+    assert session.plan["go"].spans == ("limits",), "settled while the message still waits"
+    session.append([user("And now?", span="now"), tool("The limit is 48.")])
+    assert session.plan["go"].spans == ("limits", "now"), "a later message with the text changes nothing"
+    session.check_plan()
+    with pytest.raises(PlanError) as caught:
+        session.check_plan(pending_ok=False)
+    assert str(caught.value).count("message 9, which fits no span") == 1
+    assert str(caught.value).count("quote 'nowhere', which fits no span") == 1
+
+
+def test_an_ambiguous_quote_is_reported_and_has_no_effect(engines):
+    session = chat_session(engines)
+    session.append([user("the limit is 48", span="a"), tool("the limit is 48", span="b")])
+    session.append(user("which?", step="go", reads=[{"quote": "limit is 48"}, "a"]))
+    assert session.plan["go"].spans == ("a",)
+    with pytest.raises(PlanError, match="quote 'limit is 48', which fits 2 spans: a, b"):
+        session.check_plan()
+    session.plan.set_reads("go", ["b", "gone"])
+    with pytest.raises(PlanError, match="step 'go' reads unknown spans: 'gone'"):
+        session.check_plan(pending_ok=False)
+    session.plan.set_reads("go", ["b"])
+    session.check_plan(pending_ok=False)
+
+
+def test_messages_are_counted_without_the_template_s_own_spans(engines):
+    # This template writes a system text of its own before a list that has none.
+    session = chat_session(engines, "tools")
+    session.append([user("zero", span="s0"), assistant("one", span="s1")])
+    session.append(user("two", span="s2", pin="hard", step="go", reads=[{"message": k} for k in range(4)]))
+    session.append(user("three", span="s3"))
+    assert session.memory.ledger.spans[0].role == "system"
+    assert session.plan["go"].spans == ("s0", "s1", "s2", "s3")
+    fork = session.fork()
+    fork.plan.add(Step("next", (MessageNumber(3),)))
+    fork.check_plan(pending_ok=False)
+    assert fork.plan["next"].spans == ("s3",)
+
+
+def test_bad_references_are_refused_with_the_message(engines):
+    session = chat_session(engines)
+    for reads, words in (
+        ([{"quote": ""}], r"message 0: reads\[0\].quote: expected a text"),
+        ([{"massage": 1}], r"message 0: reads\[0\]: unknown fields: massage"),
+        ("abc", "message 0: reads: expected a list of span ids, got str"),
+    ):
+        with pytest.raises(MessageError, match=words):
+            session.append(user("x", step="go", reads=reads))
+    assert len(session) == 0
+    assert len(session.plan) == 0
+
+
+def test_reads_of_later_messages_join_their_step(engines):
+    session = chat_session(engines)
+    session.append([system("s", span="s"), user("x", span="x", step="go", reads=["s"])])
+    session.append(tool("y", step="go", reads=["x"]))
+    assert session.plan["go"].spans == ("s", "x")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_plan_that_is_wrong_in_every_way_breaks_nothing(engines, seed):
+    rng = random.Random(seed)
+    names = [f"s{k}" for k in range(12)] + ["never", "user-1"]
+    reads = [*names, MessageNumber(3), MessageNumber(99), Quote("a"), Quote("no such text")]
+    plan = Plan(
+        [Step(f"step-{k}", tuple(rng.sample(reads, 4))) for k in range(6)], expire_after=rng.choice([None, 1])
+    )
+    session = chat_session(engines, plan=plan, budget=48, chunk=16, slack=4, policy="foresight")
+    for turn in range(12):
+        step = rng.choice([None, *(one.id for one in plan.steps), f"new-{turn}"])
+        marks = {} if step is None else {"step": step, "reads": rng.sample(names, 1) if turn % 3 else []}
+        session.append(user(" ".join(rng.choices(["alpha", "beta", "a"], k=8)), span=f"s{turn}", **marks))
+        rng.choice(
+            [
+                lambda: plan.finish(rng.choice(plan.steps).id),
+                lambda: plan.begin(rng.choice(plan.steps).id),
+                lambda: plan.expect(rng.sample(names, 3)),
+                lambda: plan.add_turn_reads(rng.sample(names, 3)),
+                lambda: plan.remove(rng.choice(plan.steps).id),
+                lambda: session.keep_first(len(session) // 2),
+            ]
+        )()
+        check_ledger(session)
+    assert session.ask("go on", max_tokens=3) is not None
+    check_ledger(session)
