@@ -1,0 +1,1 @@
+"""Planners: who says which spans the coming steps read."""
