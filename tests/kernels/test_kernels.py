@@ -16,6 +16,8 @@ SHAPES = [  # kv heads, query heads a kv head, head size
     (2, 2, 16),
     (1, 3, 64),
     (2, 4, 32),
+    (2, 7, 64),
+    (1, 2, 128),
 ]
 # bf16 has 8 bits: outputs are rounded once, and the kernels may multiply in bf16 where the reference is fp32.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
@@ -46,6 +48,29 @@ def softmax_attention(q, k, v, scale, hidden=None):
     if hidden is not None:
         logits = logits.masked_fill(hidden, -math.inf)
     return logits.softmax(-1) @ v.double()[:, None], logits
+
+
+@pytest.mark.parametrize(
+    "kernel", [reference, *KERNELS], ids=lambda module: module.__name__.rsplit(".", 1)[-1]
+)
+@shapes
+@dtypes
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 70), (5, 5), (50, 333), (130, 131), (64, 640)])
+def test_new_tokens_see_what_came_before_them(kernel, shape, dtype, queries, keys):
+    """Query i stands at key m - n + i; large logits too, as Qwen2.5 has them. Rows may lie apart, as on a slab."""
+    q, k, v = tensors(shape, queries, keys, dtype)
+    heads, groups, dim = shape
+    slab = torch.full((2, heads, keys + 9, dim), math.nan, dtype=dtype)
+    slab[0, :, :keys], slab[1, :, :keys] = k, v
+    packed = torch.full((heads * groups, queries + 6, dim), math.nan, dtype=dtype)
+    packed[:, 4 : 4 + queries] = q.flatten(0, 1)
+    apart = packed.view(heads, groups, queries + 6, dim)[:, :, 4 : 4 + queries]
+    hidden = torch.arange(keys) > torch.arange(keys - queries, keys)[:, None]
+    for scale, factor in ((0.3, 1.0), (8.0, 50.0 if dtype is torch.float32 else 3.0)):
+        want, logits = softmax_attention(q, k, v, scale, hidden)
+        out, lse = kernel.extend(apart, slab[0, :, :keys], slab[1, :, :keys], scale=scale)
+        near(out, want, dtype, factor)
+        near(lse, logits.logsumexp(-1), torch.float32, 50.0)  # logits reach hundreds
 
 
 @shapes

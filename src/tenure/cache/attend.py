@@ -172,13 +172,7 @@ class Forward:
                 out, lse = self.kernels.merge([(out, lse), other])
         else:
             parts = [segment.attend(layer, q, scale=self.scale) for segment in work.frozen]
-            if rows:
-                parts.append(
-                    self.kernels.attend(q, keys[:, :rows], values[:, :rows], causal=False, scale=self.scale)
-                )
-            parts.append(
-                self.kernels.attend(q, keys[:, rows:], values[:, rows:], causal=True, scale=self.scale)
-            )
+            parts.append(self.kernels.extend(q, keys, values, scale=self.scale))
             out, lse = self.kernels.merge(parts)
             if work.statistics is not None:
                 window = min(work.statistics.window or new, new)

@@ -22,6 +22,9 @@ class Kernels(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Attention of one kv head's queries over keys with log-multiplicities."""
 
+    def extend(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
+        """Attention of the newest tokens over a segment that ends with them, and its log-sum-exp."""
+
     def decode(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> tuple[Tensor, Tensor, Tensor]:
         """Attention of one query, its log-sum-exp and its probabilities."""
 

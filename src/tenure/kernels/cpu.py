@@ -1,17 +1,22 @@
-"""Attention on the CPU: torch's fused flash kernel, which gives the log-sum-exp that segments are merged by.
+"""Attention on the CPU, by kernels that give the log-sum-exp that segments are merged by.
 
-The kernel takes keys and values with a zero stride over the query heads of a group, so nothing is repeated in
-memory. The naive reference beside it has the same signatures.
+On CPUs with bf16 products of vectors but not of tiles that is our own (``flash.c``), elsewhere torch's flash kernel,
+which uses tiles where it can and fp32 otherwise. The latter takes keys and values with a zero stride over the query
+heads of a group, so nothing is repeated in memory. The naive reference beside it has the same signatures.
 """
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
-from tenure.kernels.reference import merge, rotate
+from tenure.kernels.native import Native, native
+from tenure.kernels.reference import in_two_calls, merge, rotate
 
-__all__ = ["attend", "attend_weighted", "attention_mass", "decode", "merge", "rotate"]
+__all__ = ["attend", "attend_weighted", "attention_mass", "decode", "extend", "merge", "rotate"]
+
 
 _BLOCK_BYTES = 32 * 2**20
 """Upper limit of one block of attention statistics."""
@@ -19,12 +24,30 @@ _BLOCK_BYTES = 32 * 2**20
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     """See :func:`tenure.kernels.reference.attend`."""
+    kernels = _vector_products()
+    if kernels is not None and kernels.can_attend(q):
+        return kernels.attend(q, k, v, first=0 if causal else k.shape[1], scale=scale)
     groups = q.shape[1]
     heads = (k.shape[0], groups, k.shape[1], k.shape[2])
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         q, k[:, None].expand(heads), v[:, None].expand(heads), 0.0, causal, scale=scale
     )
     return out, lse
+
+
+def extend(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
+    """See :func:`tenure.kernels.reference.extend`."""
+    kernels = _vector_products()
+    if kernels is not None and kernels.can_attend(q):
+        return kernels.attend(q, k, v, first=k.shape[1] - q.shape[2], scale=scale)
+    return in_two_calls(attend, q, k, v, scale)
+
+
+@functools.cache
+def _vector_products() -> Native | None:
+    """Our kernels, where torch's would not use bf16 products."""
+    known = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return None if known.get("amx_bf16") else native()
 
 
 def decode(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from tenure.kernels import reference
-from tenure.kernels.reference import attend_weighted, attention_mass, merge, rotate
+from tenure.kernels.reference import attend_weighted, attention_mass, in_two_calls, merge, rotate
 
-__all__ = ["attend", "attend_weighted", "attention_mass", "decode", "merge", "rotate"]
+__all__ = ["attend", "attend_weighted", "attention_mass", "decode", "extend", "merge", "rotate"]
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
@@ -27,6 +27,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tu
             q, keys, values, None, True, 0.0, causal, scale=scale
         )[:2]
     return out, lse[..., : q.shape[2]]  # both kernels may pad the queries
+
+
+def extend(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
+    """See :func:`tenure.kernels.reference.extend`."""
+    return in_two_calls(attend, q, k, v, scale)
 
 
 def decode(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> tuple[Tensor, Tensor, Tensor]:

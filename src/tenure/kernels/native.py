@@ -1,7 +1,9 @@
-"""The C kernels of ``native.c``: built once with the user's compiler, kept in the cache folder.
+"""The C kernels of ``native.c`` and ``flash.c``: built once with the user's compiler, kept in the cache folder.
 
-They make decoding on a CPU read weights and keys at the speed of the memory. Where no compiler is at hand, or
-``TENURE_NATIVE=0`` is set, torch's own operations do the work: slower, with the same results to rounding.
+They make decoding on a CPU read weights and keys at the speed of the memory, and attention of whole chunks run on
+bf16 products where the CPU has them for vectors (AVX-512) and not for tiles (AMX, which torch's own kernel uses).
+Where no compiler is at hand, or ``TENURE_NATIVE=0`` is set, torch's own operations do the work: slower, with the same
+results to rounding.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from tenure.paths import cache_folder
 MAX_TOKENS = 8
 """Tokens that one pass over the weights serves; with more, a matrix product is faster."""
 
-_SOURCE = Path(__file__).with_name("native.c")
+_SOURCES = tuple(Path(__file__).with_name(name) for name in ("native.c", "flash.c"))
+_BLOCK = 256
+"""Keys of a step in ``flash.c``: packed keys are padded to it."""
 _FLAGS = ("-O3", "-march=native", "-ffast-math", "-fPIC", "-fopenmp")
 _NAMES = {torch.bfloat16: "bf16", torch.float32: "f32", torch.int8: "i8"}
 _pointer, _long, _int, _float = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
@@ -46,10 +50,50 @@ class Native:
         }
         for function in self._attention.values():
             function.argtypes = [_pointer] * 9 + [_long] * 6 + [_float] * 2 + [_int]
+        self._widest = int(library.tenure_can_attend())
+        if self._widest:
+            self._attend = library.tenure_attend
+            self._attend.argtypes = [_pointer] * 6 + [_long] * 12 + [_float]
+            self._attend.restype = None
 
     def can_read(self, keys: Tensor, rotated: Tensor | None) -> bool:
         """Whether :meth:`attention` can work on a slab of this kind."""
         return rotated is not None and keys.device.type == "cpu" and keys.dtype in self._attention
+
+    def can_attend(self, q: Tensor) -> bool:
+        """Whether :meth:`attend` takes queries of this kind."""
+        dim = q.shape[-1]
+        return q.dtype == torch.bfloat16 and dim % 64 == 0 and dim <= self._widest
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, first: int, scale: float) -> tuple[Tensor, Tensor]:
+        """Attention of a run of queries, of which query ``i`` sees the keys ``0 .. first + i``.
+
+        Args:
+            q: ``[G, g, n, D]`` bf16; heads and rows may have any stride, as in ``k`` and ``v``.
+            k: ``[G, m, D]``.
+            v: ``[G, m, D]``.
+            first: key at which the first query stands; at least ``m`` for queries that see all.
+            scale: factor on the logits.
+
+        Returns:
+            Output ``[G, g, n, D]`` bf16 and log-sum-exp ``[G, g, n]`` fp32.
+        """
+        kv_heads, group, n, dim = q.shape
+        m = k.shape[1]
+        q = q.reshape(kv_heads * group, n, dim)
+        if q.stride(2) != 1:
+            q = q.contiguous()
+        out = torch.empty(kv_heads, group, n, dim, dtype=q.dtype)
+        lse = torch.empty(kv_heads, group, n)
+        pack = torch.empty(kv_heads * dim * (-(-m // _BLOCK) * _BLOCK), dtype=torch.int32)
+        self._attend(
+            *(tensor.data_ptr() for tensor in (q, k, v, out, lse, pack)),
+            *(kv_heads, group, n, m, dim),
+            *(stride for tensor in (q, k, v) for stride in tensor.stride()[:2]),
+            min(first, m),
+            scale,
+        )
+        return out, lse
 
     def rms_norm(self, x: Tensor, weight: Tensor, out: Tensor, eps: float) -> Tensor:
         """Root-mean-square norm over the last axis: ``[..., width]`` fp32, weight ``[width]`` fp32."""
@@ -168,7 +212,7 @@ def _build(compiler: str) -> Path:
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True).stdout
     key = blake2b(digest_size=12)
     for part in (
-        _SOURCE.read_bytes(),
+        *(source.read_bytes() for source in _SOURCES),
         version,
         " ".join(_FLAGS).encode(),
         _machine().encode(),
@@ -180,20 +224,16 @@ def _build(compiler: str) -> Path:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        built, object_file = Path(folder, "native.so"), Path(folder, "native.o")
-        for command in (
-            [compiler, *_FLAGS, "-c", str(_SOURCE), "-o", str(object_file)],
-            # Left out at the link, OpenMP's symbols are torch's own: one pool of threads instead of two.
-            [
-                compiler,
-                "-shared",
-                str(object_file),
-                "-o",
-                str(built),
-                "-lm",
-                *([] if runtime else ["-fopenmp"]),
-            ],
-        ):
+        built = Path(folder, "native.so")
+        objects = [Path(folder, source.stem + ".o") for source in _SOURCES]
+        commands = [
+            [compiler, *_FLAGS, "-c", str(source), "-o", str(made)]
+            for source, made in zip(_SOURCES, objects, strict=True)
+        ]
+        # Left out at the link, OpenMP's symbols are torch's own: one pool of threads instead of two.
+        openmp = [] if runtime else ["-fopenmp"]
+        commands.append([compiler, "-shared", *map(str, objects), "-o", str(built), "-lm", *openmp])
+        for command in commands:
             subprocess.run(command, check=True, capture_output=True, timeout=120)
         built.replace(target)
     return target

@@ -7,8 +7,12 @@ Kernels know nothing of sessions or policies.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
+Attend = Callable[..., tuple[Tensor, Tensor]]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -82,6 +86,30 @@ def attend_weighted(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, *, scale: flo
     logits = torch.einsum("gnd,md->gnm", q.float(), k.float()) * scale + bias
     out = torch.einsum("gnm,md->gnd", logits.softmax(-1), v.float())
     return out.to(q.dtype), logits.logsumexp(-1)
+
+
+def extend(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
+    """Attention of the newest tokens over a segment that ends with them: query ``i`` sees keys ``0 .. m - n + i``.
+
+    Args:
+        q: ``[G, g, n, D]``.
+        k: ``[G, m, D]``, ``m >= n``, the queries' own keys last.
+        v: ``[G, m, D]``.
+        scale: factor on the logits.
+
+    Returns:
+        Output ``[G, g, n, D]`` and log-sum-exp ``[G, g, n]``, as :func:`attend`.
+    """
+    return in_two_calls(attend, q, k, v, scale)
+
+
+def in_two_calls(attend: Attend, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """:func:`extend` by a kernel that knows no offset: the keys before the queries' own, then those, merged."""
+    rows = k.shape[1] - q.shape[2]
+    own = attend(q, k[:, rows:], v[:, rows:], causal=True, scale=scale)
+    if not rows:
+        return own
+    return merge([attend(q, k[:, :rows], v[:, :rows], causal=False, scale=scale), own])
 
 
 def attention_mass(q: Tensor, k: Tensor, lse: Tensor, *, scale: float) -> Tensor:
