@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tenure import sessionstore
-from tenure.cache.attend import Forward, Work
+from tenure.cache.attend import Forward, Watch, Work
 from tenure.cache.rows import Layout
 from tenure.config import EngineConfig, SessionConfig
 from tenure.errors import ConfigError, ModelError
@@ -32,6 +32,7 @@ from tenure.transcript import Transcript
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tenure.memory import Memory
     from tenure.tiers.record import Archive
     from tenure.turn import Turn
 
@@ -271,6 +272,28 @@ class Engine:
         forward = Forward(work=work, cos=cos, sin=sin, kernels=self.kernels, scale=self.adapter.scale)
         flat = torch.tensor([token for one in ids for token in one], device=device)
         return self.adapter.run(flat, forward, torch.tensor(wanted, dtype=torch.int64, device=device))
+
+    @torch.inference_mode()
+    def look(self, memory: Memory, ids: Sequence[int], watch: Watch, *, hide: int = 0) -> None:
+        """Read tokens behind a session without entering them: only ``watch`` sees what they look at.
+
+        Args:
+            memory: of the session, with room for the tokens; at most one chunk.
+            ids: the tokens.
+            watch: see :class:`~tenure.cache.attend.Work`.
+            hide: newest rows that the tokens do not see and whose places in memory they take; the rows are put back.
+        """
+        ledger, rows = memory.ledger, memory.rows
+        if not hide:
+            memory.prepare(len(ids))
+        first = ledger.next_position - hide
+        saved = rows.hide(hide)
+        try:
+            work = replace(memory.work(0, len(ids)), watch=watch, statistics=None)
+            positions = torch.arange(first, first + len(ids))
+            self._forward([ids], [work], positions, first + len(ids), [])
+        finally:
+            rows.unhide(saved)
 
     def drain(self, sessions: Sequence[Session]) -> None:
         """Step until no session has tokens waiting."""

@@ -38,6 +38,9 @@ class Ledger:
         self.evicted_ever = 0
         """Rows evicted since the start; a rollback does not lower it."""
         self.spans = SpanTable()
+        self.blocks: tuple[tuple[int, int, int], ...] = ()
+        """Compressed stretches of the session, which take positions but no rows: first logical index, the one behind
+        the last, and how many positions."""
         self.logical = torch.zeros(groups, capacity, dtype=torch.int64, device=device)
         self.position = torch.zeros(groups, capacity, dtype=torch.int64, device=device)
         self.score = torch.zeros(groups, capacity, dtype=torch.float32, device=device)
@@ -65,15 +68,24 @@ class Ledger:
     @property
     def gaps(self) -> bool:
         """Whether renumbering would change any position."""
-        return self.next_position != self.rows
+        return self.next_position != self.rows + sum(width for _, _, width in self.blocks)
+
+    def offset(self, logical: Tensor) -> Tensor:
+        """Positions that compressed stretches take before logical indices of any shape."""
+        before = torch.zeros_like(logical)
+        for start, stop, width in self.blocks:
+            before += ((logical - start) * width).div(stop - start, rounding_mode="floor").clamp(0, width)
+        return before
 
     def renumber(self) -> None:
         """Give residents the positions ``0, 1, 2, ...`` in logical order; new tokens go on behind them.
 
         Rows are equal in number in all layers, so a recent token has the same distance to the query in each.
+        Compressed stretches keep room between the rows.
         """
-        self.position[:, : self.rows] = torch.arange(self.rows, device=self.position.device)
-        self.next_position = self.rows
+        places = torch.arange(self.rows, device=self.position.device)
+        self.position[:, : self.rows] = places + self.offset(self.logical[:, : self.rows])
+        self.next_position = self.rows + sum(width for _, _, width in self.blocks)
         self.renumbers += 1
 
     def keep(self, index: Tensor, reason: dict[int, str] | str) -> None:

@@ -18,10 +18,12 @@ import torch
 from torch import Tensor
 
 from tenure.cache.attend import Work
+from tenure.cache.ragged import RaggedSegment
 from tenure.cache.rows import CosSin, Layout, RowSegment
 from tenure.capture import Capture
 from tenure.config import SessionConfig
-from tenure.errors import BudgetError, ConfigError
+from tenure.errors import BudgetError, ConfigError, IntegrityError
+from tenure.frozen import Frozen
 from tenure.interrupt import uninterrupted
 from tenure.kernels import Kernels
 from tenure.ledger import Ledger
@@ -36,6 +38,9 @@ POISON = os.environ.get("TENURE_POISON") == "1"
 
 _FIRST_CAPACITY = 4096
 """Slab of a session without a budget; doubled whenever it is full."""
+
+_SHRUNK = 64
+"""After a compression such a slab is cut to the rows left, rounded up to this."""
 
 
 @dataclass
@@ -79,8 +84,10 @@ class Memory:
         capacity = config.capacity or _FIRST_CAPACITY
         self.ledger = Ledger(groups, capacity, device.layout.device)
         self.rows = RowSegment(
-            device.layout, capacity, self.ledger.position, self._angles, device.kernels, copy=device.copy
+            device.layout, capacity, self.ledger.position, self.angles, device.kernels, copy=device.copy
         )
+        self.frozen = Frozen()
+        """What was compressed; its slots are part of the budget."""
         self._capture = None if archive is None else Capture(archive)
         self._backlog: deque[_Waiting] = deque()
 
@@ -90,7 +97,18 @@ class Memory:
         return None if self._capture is None else self._capture.archive
 
     @property
-    def _angles(self) -> CosSin:
+    def row_budget(self) -> int | None:
+        """Rows that may stay: the budget less what is compressed."""
+        return None if self.config.budget is None else self.config.budget - self.frozen.slots
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated for keys and values, rotated copies included."""
+        return self.rows.nbytes + self.frozen.nbytes
+
+    @property
+    def angles(self) -> CosSin:
+        """Cosines and sines of positions."""
         # Bounded positions never pass the limit; for the others fp64 is the safe side.
         largest = self.config.position_limit
         cos_sin = self.device.cos_sin
@@ -158,7 +176,7 @@ class Memory:
         Raises:
             BudgetError: with the numbers; nothing has changed.
         """
-        budget = self.config.budget
+        budget = self.row_budget
         if budget is None or not incoming:
             return
         edge = len(self.ids) if upto is None else upto
@@ -171,7 +189,8 @@ class Memory:
         if need > budget:
             raise BudgetError(
                 f"pinned tokens {held} + {incoming} new, {self.config.sinks} sinks and 1 free slot need {need}, "
-                f"the budget is {budget}",
+                f"the budget is {budget}"
+                + (f" besides {self.frozen.slots} compressed" if self.frozen.slots else ""),
                 option="pin",
                 way_out="Pin less, use pin 'soft', or give a larger budget",
             )
@@ -187,13 +206,18 @@ class Memory:
             if self.policy.evicts:
                 self._evict()  # a decode burst has used the slack
             else:
-                self._grow(ledger.rows + count)
+                self._resize(1 << (ledger.rows + count - 1).bit_length())
         ledger.stage(count)
 
     def work(self, start: int, count: int) -> Work:
         """This session's part of a pack, at columns ``start .. start + count``."""
         return Work(
-            self.rows, start, start + count, statistics=self.policy.statistics, groups=self.ledger.groups
+            self.rows,
+            start,
+            start + count,
+            frozen=self.frozen.segments,
+            statistics=self.policy.statistics,
+            groups=self.ledger.groups,
         )
 
     def commit(self, work: Work, *, decoding: bool) -> None:
@@ -210,7 +234,7 @@ class Memory:
         if work.mass is not None:
             rows = self.ledger.rows
             self.ledger.score[:, :rows] = self.policy.observe(self.ledger.score[:, :rows], work.mass)
-        budget = self.config.budget
+        budget = self.row_budget
         if budget is not None and self.ledger.rows > budget + (self.config.slack if decoding else 0):
             self._evict()
         if POISON:
@@ -258,7 +282,7 @@ class Memory:
             span=owner,
             sizes=torch.tensor([len(span) for span in ledger.spans] or [0], device=logical.device),
             length=ledger.length,
-            budget=self.config.budget or rows,
+            budget=self.row_budget or rows,
             sinks=self.config.sinks,
         )
 
@@ -317,18 +341,27 @@ class Memory:
 
     def _restore(self, record: SpanRecord, span: Span) -> bool:
         view, own = self.view(), self.ledger.inside(span)
-        room = (self.config.budget or self.ledger.rows + len(span)) - len(span)
+        frozen = self.frozen.without(span.start, span.stop)
+        room = (
+            view.budget + self.frozen.slots - frozen.slots
+            if self.config.budget
+            else self.ledger.rows + len(span)
+        )
+        room -= len(span)
         safe = int((view.hard & ~own).sum(1).max())
         kept = min(room, int((~own).sum(1).min()))
         if kept <= safe:
             return False
         index = select(self.policy, replace(view, budget=kept), leave=own)
+        renumbers = self.ledger.renumbers
+        self.freeze(frozen)
         self.rows.keep(index)
         order = self.ledger.splice(span, index, record.score.to(index.device))
         self.rows.splice(order, record.keys, record.values)
         if self.positions.renumber(self.ledger.next_position, 0, self.ledger.gaps):
             self.ledger.renumber()
         self.rows.renumber()
+        self.frozen = self.frozen.placed(self.ledger) if self.ledger.renumbers != renumbers else self.frozen
         return True
 
     def _keep(self, index: Tensor, reasons: dict[int, str] | str) -> None:
@@ -340,16 +373,43 @@ class Memory:
     def _renumber(self) -> None:
         self.ledger.renumber()
         self.rows.renumber()
+        self.frozen = self.frozen.placed(self.ledger)
 
     def reserve(self, rows: int) -> None:
         """Make the slab large enough for so many rows, in a session without a budget."""
         if rows > self.rows.capacity and not self.policy.evicts:
-            self._grow(rows)
+            self._resize(1 << (rows - 1).bit_length())
 
-    def _grow(self, rows: int) -> None:
-        capacity = 1 << (rows - 1).bit_length()
-        self.ledger.grow(capacity)
-        self.rows.grow(capacity, self.ledger.position)
+    def _resize(self, capacity: int) -> None:
+        if capacity != self.rows.capacity:
+            self.ledger.grow(capacity)
+            self.rows.grow(capacity, self.ledger.position)
+
+    def freeze(self, frozen: Frozen) -> None:
+        """Take other frozen segments; the slab of a session with a budget makes room for them, or takes it back."""
+        self.frozen = frozen
+        self.ledger.blocks = frozen.blocks
+        capacity = self.config.capacity
+        if capacity is not None and self.ledger.rows <= capacity - frozen.slots:
+            self._resize(capacity - frozen.slots)
+
+    @torch.inference_mode()
+    def compress(self, index: Tensor, segment: RaggedSegment) -> None:
+        """Let a frozen segment stand for the rows that are not in ``index`` ``[groups, kept]``, ascending.
+
+        Their tokens count as evicted, with the reason ``compressed``.
+        """
+        with uninterrupted():
+            self._take()
+            self.ledger.keep(index, "compressed")
+            self.rows.keep(index, poison=POISON)
+            self.freeze(self.frozen.add(segment))
+            if self.config.capacity is None:
+                self._resize(-(-max(1, self.ledger.rows) // _SHRUNK) * _SHRUNK)
+            if self.positions.renumber(self.ledger.next_position, 0, self.ledger.gaps):
+                self._renumber()
+        if POISON:
+            self.check_integrity()
 
     # -- changes from outside --------------------------------------------------------------------
 
@@ -373,6 +433,7 @@ class Memory:
                 self._capture.truncate(self.ledger, count)
             index = self.ledger.truncate(count, self.config.sinks)
             self.rows.keep(index, poison=POISON)
+            self.freeze(self.frozen.before(count))
             del self.ids[count:]
         if POISON:
             self.check_integrity()
@@ -403,7 +464,11 @@ class Memory:
         """Give the slab back; ids and ledger can still be read."""
         self.drop_backlog()
         self.rows.free()
+        self.frozen = Frozen()
 
     def check_integrity(self) -> None:
         """Raise IntegrityError if cache, ledger and token list disagree."""
         self.ledger.check_integrity(self.rows.rows, len(self.ids), self.config.position_limit)
+        ahead = [one for one in self.frozen.segments if one.stop > len(self.ids)]
+        if ahead or self.ledger.blocks != self.frozen.blocks:
+            raise IntegrityError("compressed segments do not belong to the session's tokens")

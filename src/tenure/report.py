@@ -7,9 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tenure.ledger import Ledger
     from tenure.memory import Memory
-    from tenure.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -18,7 +16,8 @@ class SessionStats:
 
     Args:
         tokens: tokens computed so far.
-        resident: slots a (layer, kv head) in the cache.
+        resident: tokens a (layer, kv head) in the cache, each with its own slot.
+        compressed: further slots, which stand for compressed tokens; entries of all heads over their number.
         budget: slots that may stay; None without a budget.
         evicted: rows evicted since the start.
         renumbers: times that positions were renumbered.
@@ -33,6 +32,7 @@ class SessionStats:
 
     tokens: int
     resident: int
+    compressed: float
     budget: int | None
     evicted: int
     renumbers: int
@@ -60,6 +60,7 @@ class SpanReport:
         start: first logical index.
         tokens: length.
         resident: share of its slots in the cache, a mean over layers.
+        compressed: slots a (layer, kv head) that stand for tokens of it which have none of their own.
         resident_by_layer: the same a layer; one value where all layers keep the same tokens.
         positions: smallest and largest rotary position of its residents.
         rotary_gap: mean distance from the next token to its residents.
@@ -75,6 +76,7 @@ class SpanReport:
     start: int
     tokens: int
     resident: float
+    compressed: float
     resident_by_layer: tuple[float, ...]
     positions: tuple[int, int] | None
     rotary_gap: float | None
@@ -101,12 +103,13 @@ def session_stats(memory: Memory, token_bytes: int) -> SessionStats:
     return SessionStats(
         tokens=len(memory.ids),
         resident=ledger.rows,
+        compressed=memory.frozen.entries / (memory.device.layout.layers * memory.device.layout.kv_heads),
         budget=memory.config.budget,
         evicted=ledger.evicted_ever,
         renumbers=ledger.renumbers,
         next_position=ledger.next_position,
         limit=memory.config.position_limit,
-        kv_bytes=memory.rows.nbytes,
+        kv_bytes=memory.nbytes,
         full_kv_bytes=len(memory.ids) * token_bytes,
         spans=len(ledger.spans),
         planned_residency=sum(map(ledger.resident, planned)) / len(planned) if planned else None,
@@ -114,18 +117,18 @@ def session_stats(memory: Memory, token_bytes: int) -> SessionStats:
     )
 
 
-def span_report(ledger: Ledger, plan: Plan, span_id: str, text: Callable[[int, int], str]) -> SpanReport:
+def span_report(memory: Memory, span_id: str, text: Callable[[int, int], str]) -> SpanReport:
     """Look a span up.
 
     Args:
-        ledger: of the session.
-        plan: of the session.
+        memory: of the session.
         span_id: which span.
         text: decodes the tokens from one logical index to another.
 
     Raises:
         UnknownSpanError: no such span.
     """
+    ledger, plan = memory.ledger, memory.plan
     span = ledger.spans.get(span_id)
     inside = ledger.inside(span)
     positions = ledger.position[:, : ledger.rows][inside]
@@ -136,6 +139,7 @@ def span_report(ledger: Ledger, plan: Plan, span_id: str, text: Callable[[int, i
         start=span.start,
         tokens=len(span),
         resident=ledger.resident(span),
+        compressed=memory.frozen.inside(span.start, span.stop),
         resident_by_layer=tuple((inside.sum(1) / max(1, len(span))).tolist()),
         positions=(int(positions.min()), int(positions.max())) if positions.numel() else None,
         rotary_gap=ledger.rotary_gap(span),

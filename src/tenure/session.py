@@ -31,6 +31,7 @@ from tenure.turn import Turn
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tenure.compress.apply import Compression, Where
     from tenure.engine import Engine
 
 MessageLike = str | Mapping[str, Any] | Message
@@ -432,6 +433,19 @@ class Session:
         self._idle()
         return sessionstore.save(self, path)
 
+    def compress(self, span: Where = None, **options: Any) -> Compression:
+        """Let fewer entries stand for a part of the session; see :func:`tenure.compress.apply.compress`.
+
+        Args:
+            span: a span's id, several, or a range of logical indices; None takes all up to now.
+            options: ``ratio`` or ``budget``, ``method``, ``question`` and others of that function.
+        """
+        from tenure.compress.apply import compress
+
+        self._idle()
+        self.engine.drain([self])
+        return compress(self, span, **options)
+
     # -- asking about itself ---------------------------------------------------------------------
 
     def explain(self, span_id: str) -> SpanReport:
@@ -440,9 +454,7 @@ class Session:
         Raises:
             UnknownSpanError: no such span.
         """
-        return span_report(
-            self.memory.ledger, self.plan, span_id, lambda a, b: self.text_of(self.memory.ids[a:b])
-        )
+        return span_report(self.memory, span_id, lambda a, b: self.text_of(self.memory.ids[a:b]))
 
     def text_of(self, ids: Iterable[int]) -> str:
         """Token ids as text; empty without a tokenizer."""

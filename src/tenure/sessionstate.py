@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tenure.cache.ragged import RaggedSegment
 from tenure.config import SessionConfig
+from tenure.frozen import Frozen
 from tenure.plan import Plan
 from tenure.regions import Region
 from tenure.skeleton import Entry, Node, State
@@ -38,6 +40,7 @@ def describe(session: Session) -> tuple[dict[str, Any], dict[str, Tensor]]:
     Returns:
         Plain values, and tensors on the CPU: ``ids`` ``[n]``, ``keys`` and ``values`` ``[layers, kv_heads, rows, D]``,
         ``slot.NAME`` ``[groups, rows]`` for each per-slot array of the ledger,
+        ``frozen.NUMBER.NAME`` for each compressed segment,
         ``odd`` and ``odd.rotated`` (see :meth:`RowSegment.odd_rows`), ``logits`` ``[vocabulary]`` if known.
     """
     memory, ledger = session.memory, session.memory.ledger
@@ -64,6 +67,8 @@ def describe(session: Session) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "values": memory.rows.values[:, :, :rows],
     }
     tensors |= {f"slot.{name}": one[:, :rows] for name, one in ledger.arrays.items()}
+    for number, segment in enumerate(memory.frozen.segments):
+        tensors |= {f"frozen.{number}.{name}": one for name, one in segment.state().items()}
     odd = memory.rows.odd_rows()
     if odd is not None:
         tensors |= {"odd": odd[0], "odd.rotated": odd[1]}
@@ -96,6 +101,7 @@ def rebuild(engine: Engine, state: Mapping[str, Any], tensors: Mapping[str, Tens
     for span in state["spans"]:
         ledger.spans.add(_span(span))
     _fill_slots(ledger, counters, tensors)
+    _fill_frozen(memory, tensors)
     odd = (tensors["odd"], tensors["odd.rotated"]) if "odd" in tensors else None
     memory.rows.fill(tensors["keys"], tensors["values"], odd)
     _fill_backlog(memory, state["backlog"])
@@ -122,6 +128,19 @@ def _fill_slots(ledger: Ledger, counters: Mapping[str, int], tensors: Mapping[st
         setattr(ledger, name, counters[name])
     for name, one in ledger.arrays.items():
         one[:, : ledger.rows] = tensors[f"slot.{name}"]
+
+
+def _fill_frozen(memory: Memory, tensors: Mapping[str, Tensor]) -> None:
+    numbers = {int(name.split(".")[1]) for name in tensors if name.startswith("frozen.")}
+    device = memory.device
+    segments = []
+    for number in sorted(numbers):
+        start = f"frozen.{number}."
+        state = {name.removeprefix(start): one for name, one in tensors.items() if name.startswith(start)}
+        segments.append(
+            RaggedSegment.load(state, device.layout, memory.angles, device.kernels, copy=device.copy)
+        )
+    memory.freeze(Frozen(tuple(segments)))
 
 
 def _backlog_json(memory: Memory) -> list[dict[str, Any]]:

@@ -163,15 +163,28 @@ def test_rows_and_frozen_segments_are_one_softmax(rows, new, segments):
 
 
 def test_the_decode_step_is_the_same():
-    seen = {}
-    pack = Pack([of(entries(LENGTHS))], watch=lambda layer, q, lse: seen.update({layer: (q, lse)}))
+    pack = Pack([of(entries(LENGTHS))])
     for layer in range(LAYOUT.layers):
         qkv = torch.cat([pack.q[:, 0], pack.k[layer, :, -1], pack.v[layer, :, -1]])
         out = torch.empty(1, LAYOUT.kv_heads * GROUP, LAYOUT.head_dim)
         pack.forward.step(None, layer, qkv[None], out)
         torch.testing.assert_close(out[0].double(), pack.expected(layer)[0][:, 0], atol=1e-5, rtol=1e-5)
-        assert torch.equal(seen[layer][0], pack.q)
         assert torch.equal(pack.segment.raw[layer, :, 4], pack.k[layer, :, -1])
+
+
+@pytest.mark.parametrize("new", [1, 3])
+def test_a_watcher_sees_raw_queries_and_their_log_sum_exp(new):
+    seen = {}
+    pack = Pack([of(entries(LENGTHS))], new=new, watch=lambda layer, q, lse: seen.update({layer: (q, lse)}))
+    for layer in range(LAYOUT.layers):
+        pack.forward.attend(layer, pack.q, pack.k[layer, :, 4:], pack.v[layer, :, 4:])
+        q, lse = seen[layer]
+        assert torch.equal(q, pack.q)
+        q = cpu.rotate(q, *pack.angles).view(LAYOUT.kv_heads, GROUP, new, -1)
+        logits = q @ pack.rotated[layer][:, None].transpose(-1, -2) * SCALE
+        share = (logits - lse[..., None]).exp().flatten(0, 1)
+        want = pack.expected(layer)[1]
+        torch.testing.assert_close(share[want > 0].double(), want[want > 0], atol=1e-5, rtol=1e-5)
 
 
 def test_nbytes_is_what_is_allocated():
@@ -227,25 +240,19 @@ def test_broken_entries_are_found(field, value, message):
         made.check(LAYOUT)
 
 
-def test_other_positions_keep_order_and_last_stands_last():
+def test_other_positions_rotate_the_same_raw_keys():
     segment = of(entries(LENGTHS))
-    moved = segment.placed(100, 6)
-    lengths = segment.entries.lengths.flatten().tolist()
-    for part in moved.entries.position.split(lengths):
-        assert (part.diff() >= 0).all()
-        assert ((part >= 100) & (part < 106)).all()
-    assert moved.entries.position.split(lengths)[5][-1] == 105
+    moved = segment.placed(torch.arange(len(segment.entries)) + 100)
     assert torch.equal(moved.entries.keys, segment.entries.keys)
     assert torch.equal(moved.rotated, cpu.rotate(moved.entries.keys, *cos_sin(moved.entries.position)))
-    whole = of(entries(LENGTHS, tokens=1)).placed(7, 9)  # as many positions as tokens: none is moved nearer
-    assert whole.entries.position.split(lengths)[5].tolist() == list(range(7, 16))
+    assert torch.equal(segment.entries.position, entries(LENGTHS).position), "the old one is as it was"
 
 
 def test_a_shift_of_everything_changes_nothing():
-    segment = of(entries(LENGTHS, tokens=1))
-    tokens, q = segment.stop - segment.start, queries(2)
+    segment, q = of(entries(LENGTHS, tokens=1)), queries(2)
     out = []
-    for first in (0, 500):
-        at = cpu.rotate(q, *cos_sin(torch.tensor([first + 12, first + 13])))
-        out.append(segment.placed(first, tokens).attend(0, at, scale=SCALE)[0])
+    for shift in (0, 500):
+        at = cpu.rotate(q, *cos_sin(torch.tensor([shift + 12, shift + 13])))
+        moved = segment.placed(segment.entries.start + shift)
+        out.append(moved.attend(0, at, scale=SCALE)[0])
     torch.testing.assert_close(*out, atol=1e-4, rtol=1e-4)

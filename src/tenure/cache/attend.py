@@ -17,6 +17,9 @@ from tenure.cache.rows import RowSegment, Segment
 from tenure.kernels import Kernels
 from tenure.kernels.native import Native
 
+Watch = Callable[[int, Tensor, Tensor], None]
+"""Told of each layer's unrotated queries ``[H, new, D]`` and their log-sum-exp ``[G, g, new]`` over all keys."""
+
 
 @dataclass(frozen=True)
 class Statistics:
@@ -42,8 +45,7 @@ class Work:
         frozen: further segments, which every new token sees.
         statistics: what to collect, or None.
         groups: 1 or the number of layers: granularity of the kept sets.
-        watch: told of each layer's unrotated queries ``[H, new, D]`` and, where they were computed together, of their
-            log-sum-exp ``[G, g, new]``; for compressors, which judge keys by queries.
+        watch: for compressors, which judge keys by queries; keeps a forward off the native kernels.
         mass: ``[groups, rows + new]`` fp32, filled by the forward; None without statistics.
     """
 
@@ -53,7 +55,7 @@ class Work:
     frozen: Sequence[Segment] = ()
     statistics: Statistics | None = None
     groups: int = 1
-    watch: Callable[[int, Tensor, Tensor | None], None] | None = None
+    watch: Watch | None = None
     mass: Tensor | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -107,8 +109,6 @@ class Forward:
             if work.frozen:
                 self._step_frozen(layer, work, qkv[token], out[token])
                 continue
-            if work.watch is not None:
-                work.watch(layer, qkv[token, : out.shape[1], None], None)
             native.attention(
                 qkv[token],
                 self.cos[token],
@@ -127,14 +127,12 @@ class Forward:
         heads, dim = out.shape
         layout = work.rows.layout
         q, k, v = torch.split(qkv, [heads, layout.kv_heads, layout.kv_heads])
-        if work.watch is not None:
-            work.watch(layer, q[:, None], None)
         cos, sin = self.cos[work.start], self.sin[work.start]
         q = self.kernels.rotate(q, cos, sin).to(layout.dtype)
         raw, v = k.to(layout.dtype)[:, None], v.to(layout.dtype)[:, None]
         work.rows.append(layer, raw, v, self.kernels.rotate(raw, cos, sin))
         shaped = q.view(layout.kv_heads, heads // layout.kv_heads, 1, dim)
-        out.copy_(self._session(layer, work, shaped).view(heads, dim))
+        out.copy_(self._session(layer, work, shaped)[0].view(heads, dim))
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Append the new keys and values of a layer and attend.
@@ -156,11 +154,13 @@ class Forward:
         for work in self.work:
             part = slice(work.start, work.stop)
             work.rows.append(layer, k[:, part], v[:, part], rotated_k[:, part])
-            one = self._session(layer, work, rotated_q[:, :, part], q[:, part])
+            one, lse = self._session(layer, work, rotated_q[:, :, part])
+            if work.watch is not None:
+                work.watch(layer, q[:, part], lse)
             out[part] = one.reshape(heads, work.stop - work.start, dim).transpose(0, 1)
         return out
 
-    def _session(self, layer: int, work: Work, q: Tensor, raw: Tensor | None = None) -> Tensor:
+    def _session(self, layer: int, work: Work, q: Tensor) -> tuple[Tensor, Tensor]:
         rows, new = work.rows.rows, work.stop - work.start
         keys, values = work.rows.keys(layer, rows + new), work.rows.values[layer, :, : rows + new]
         mass: Tensor | None = None
@@ -179,10 +179,8 @@ class Forward:
                 mass = self.kernels.attention_mass(
                     q[:, :, new - window :], keys, lse[:, :, new - window :], scale=self.scale
                 )
-        if work.watch is not None and raw is not None:
-            work.watch(layer, raw, lse)
         if work.statistics is not None and mass is not None and work.mass is not None:
             joined = mass.flatten(0, 1)
             joined = joined.amax(0) if work.statistics.reduce == "max" else joined.mean(0)
             work.mass[layer % work.groups].add_(joined, alpha=work.share)
-        return out
+        return out, lse

@@ -170,20 +170,9 @@ class RaggedSegment:
         part = slice(start, stop)
         return self.kernels.rotate(self.entries.keys[part], *self.cos_sin(self.entries.position[part]))
 
-    def placed(self, first: int, width: int) -> RaggedSegment:
-        """The same entries in the positions ``first .. first + width``.
-
-        Every head keeps the order and the proportions of its tokens, and what was last stands last in each: a head with
-        fewer entries leaves holes instead of standing farther from the query (our choice for ragged heads that share
-        the positions of the rows around them).
-        """
-        entries = self.entries
-        if not len(entries):
-            return self
-        tokens = self.stop - self.start
-        middle = (entries.start.long() + entries.stop.long() - 1) // 2 - self.start
-        place = first + width - 1 - (tokens - 1 - middle) * width // tokens
-        moved = replace(entries, position=place.to(torch.int32))
+    def placed(self, position: Tensor) -> RaggedSegment:
+        """The same entries at the positions ``[N]``."""
+        moved = replace(self.entries, position=position.to(torch.int32))
         return RaggedSegment.of(moved, self.cos_sin, self.kernels, copy=self.rotated is not None)
 
     def where(self, mask: Tensor) -> RaggedSegment | None:

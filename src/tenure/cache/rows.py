@@ -159,6 +159,19 @@ class RowSegment:
             odd |= (self._rotated(layer) != self.rotated[layer, :, : self.rows]).any(-1).any(0)
         return odd.nonzero().flatten(), self.rotated[:, :, : self.rows][:, :, odd]
 
+    def hide(self, count: int) -> list[Tensor]:
+        """Take the newest rows out of sight, to be overwritten; what they held, for :meth:`unhide`."""
+        saved = [tensor[:, :, self.rows - count : self.rows].clone() for tensor in self._tensors()]
+        self.rows -= count
+        return saved
+
+    def unhide(self, saved: list[Tensor]) -> None:
+        """Put hidden rows back."""
+        count = saved[0].shape[2]
+        for tensor, rows in zip(self._tensors(), saved, strict=True):
+            tensor[:, :, self.rows : self.rows + count] = rows
+        self.rows += count
+
     def keep(self, index: Tensor, *, poison: bool = False) -> None:
         """Keep the rows ``index`` ``[layers or 1, kept]``, ascending, and free the rest.
 
@@ -212,7 +225,7 @@ class RowSegment:
         return self._kernels.rotate(self.raw[layer, :, : self.rows], cos, sin)
 
     def grow(self, capacity: int, positions: Tensor) -> None:
-        """Move to a larger slab; only for sessions without a budget."""
+        """Move to a slab of another size, which holds the rows."""
         extra = capacity - self.capacity
         self.raw, self.values, *rest = (torch.nn.functional.pad(t, (0, 0, 0, extra)) for t in self._tensors())
         self.rotated = rest[0] if rest else None

@@ -64,7 +64,8 @@ def decode(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> tuple[Tensor, Te
     Returns:
         Output ``[G, g, 1, D]``, log-sum-exp ``[G, g, 1]`` and probabilities ``[G, g, m]`` in fp32.
     """
-    logits = torch.bmm(q.squeeze(2), k.transpose(1, 2)).float().mul_(scale)
+    # In fp32: a product in bf16 is rounded to 8 bits, and logits of Qwen2.5 go into the thousands.
+    logits = torch.bmm(q.squeeze(2).float(), k.float().transpose(1, 2)).mul_(scale)
     lse = logits.logsumexp(-1, keepdim=True)
     mass = logits.softmax(-1)  # not exp(logits - lse): a large log-sum-exp is rounded too coarsely for that
     out = torch.bmm(mass.to(v.dtype), v)
@@ -75,7 +76,7 @@ def attend_weighted(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, *, scale: flo
     """See :func:`tenure.kernels.reference.attend_weighted`."""
     groups, n, dim = q.shape
     if n == 1:
-        logits = torch.mm(q[:, 0], k.t()).float().mul_(scale).add_(bias)
+        logits = torch.mm(q[:, 0].float(), k.float().t()).mul_(scale).add_(bias)
         out = torch.mm(logits.softmax(-1).to(v.dtype), v)
         return out[:, None], logits.logsumexp(-1, keepdim=True)
     heads = (1, groups, len(k), dim)

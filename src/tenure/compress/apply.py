@@ -1,0 +1,272 @@
+"""Compressing a part of a session: which rows, how many entries, and the exchange of one for the other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tenure.cache.ragged import Entries, RaggedSegment
+from tenure.compress import make_compressor
+from tenure.compress.base import Compressor, Context
+from tenure.compress.probes import Probes, SessionReader
+from tenure.errors import ConfigError, IntegrityError
+from tenure.policies.base import ascending
+
+if TYPE_CHECKING:
+    from tenure.memory import Memory
+    from tenure.session import Session
+
+Where = str | tuple[int, int] | Sequence[str] | None
+"""A span's id, a range of logical indices, several span ids, or None for all."""
+
+_ROOM = 1024
+"""Tokens that one reading of a question or a repetition may have."""
+
+REPEAT = "\n\nRepeat the previous context exactly."
+REPEAT_ON = "\n\nRepeat the part of the previous context exactly, starting with"
+"""What KVzip asks a model for (its code's wording)."""
+
+
+@dataclass(frozen=True)
+class Compression:
+    """What a compression has done.
+
+    Args:
+        method: which one.
+        tokens: that were compressed, in each (layer, kv head).
+        exact: of the chosen tokens, those that keep their rows: sinks, the newest, pins, what a plan reads.
+        entries: that stand for the compressed tokens, over all layers and heads.
+        kept: entries and exact tokens a (layer, kv head), without pins and planned spans: what ``ratio`` counts.
+        seconds: it took, and each stage that the method tells of.
+        stages: seconds of each stage.
+        kv_bytes: allocated for the cache now.
+    """
+
+    method: str
+    tokens: int
+    exact: int
+    entries: int
+    kept: float
+    seconds: float
+    stages: Mapping[str, float]
+    kv_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+@torch.inference_mode()
+def compress(
+    session: Session,
+    span: Where = None,
+    *,
+    ratio: float | None = None,
+    budget: int | None = None,
+    method: str | Compressor = "snapkv",
+    question: str | Sequence[int] | None = None,
+    recent: int = 32,
+    options: Mapping[str, Any] | None = None,
+    delayed: Probes | None = None,
+) -> Compression:
+    """Let fewer entries stand for a part of a session.
+
+    Sinks, hard and soft pins, spans that the plan reads and the newest ``recent`` tokens keep their rows. Pins and
+    planned spans are not counted; of the others, exactly ``floor(L G T / ratio)`` entries are left, sinks and newest
+    tokens included. They never number less than one besides the sinks.
+
+    Args:
+        session: idle, without waiting tokens.
+        span: what to compress.
+        ratio: 1 or more; 1 changes nothing.
+        budget: entries a (layer, kv head) instead of a ratio, at least 1.
+        method: name of a compressor, or one.
+        question: what will be asked, as text or token ids, where that is known.
+        recent: newest tokens of the session that stay exact, at most a quarter of the budget.
+        options: fields of the compressor.
+        delayed: queries of tokens that followed, for the methods that use them.
+
+    Raises:
+        ConfigError: the ratio or budget cannot work, or layers lost different numbers of the chosen tokens and have
+            nothing else to make up for it; nothing has changed.
+        UnknownSpanError: no such span.
+    """
+    started = time.perf_counter()
+    compressor = make_compressor(method, options) if isinstance(method, str) else method
+    _check(ratio, budget)
+    memory, engine = session.memory, session.engine
+    layout = memory.device.layout
+    heads = layout.layers * layout.kv_heads
+    room = min(memory.config.chunk, _ROOM)
+    if ratio != 1 and memory.ledger.rows:
+        memory.prepare(room)  # first, because it may evict or renumber
+    chosen = _chosen(memory, span)
+    protected, planned = _protected(memory)
+    counted = int((chosen & ~planned).sum(1).max()) if memory.ledger.rows else 0
+    total = int(heads * counted / ratio) if ratio is not None else min(heads * (budget or 1), heads * counted)
+    sinks = int(
+        (chosen & (memory.ledger.logical[:, : memory.ledger.rows] < memory.config.sinks)).sum(1).max()
+    )
+    newest = max(0, min(recent, (total // heads - sinks) // 4))
+    exact = protected.clone()
+    exact |= chosen & (memory.ledger.logical[:, : memory.ledger.rows] >= memory.ledger.length - newest)
+    mask = _even(memory, chosen & ~exact, exact)
+    tokens = int(mask[0].sum())
+    outside = int((chosen & exact & ~planned).sum(1).max())
+    entries = max(1, total - heads * outside)
+
+    def report(made: int, seconds: Mapping[str, float]) -> Compression:
+        return Compression(
+            compressor.name,
+            tokens if made else 0,
+            int((chosen & exact).sum(1).max()) if made else int(chosen.sum(1).max()),
+            made,
+            (made + heads * outside) / heads if made else float(counted),
+            time.perf_counter() - started,
+            dict(seconds),
+            memory.nbytes,
+        )
+
+    if not tokens or entries >= heads * tokens:
+        return report(0, {})
+    context = _context(session, mask, question, delayed, SessionReader(engine, memory, room))
+    made = compressor.compress(context, entries)
+    _verify(made, memory, entries)
+    segment = RaggedSegment.of(made, memory.angles, memory.device.kernels, copy=memory.device.copy)
+    rows = torch.arange(memory.ledger.rows, device=mask.device).expand_as(mask)
+    memory.compress(rows[~mask].view(len(mask), -1), segment)
+    return report(entries, context.seconds)
+
+
+def _check(ratio: float | None, budget: int | None) -> None:
+    if (ratio is None) == (budget is None):
+        raise ConfigError("give a ratio or a budget", option="ratio", way_out="One of the two")
+    if ratio is not None and not ratio >= 1:
+        raise ConfigError(f"{ratio} is below 1", option="ratio", way_out="Give 1 (nothing) or more")
+    if budget is not None and budget < 1:
+        raise ConfigError(
+            f"{budget} entries cannot stand for anything", option="budget", way_out="Give 1 or more"
+        )
+
+
+def _chosen(memory: Memory, where: Where) -> Tensor:
+    """Rows of the ranges or spans, ``[groups, rows]`` bool."""
+    ledger = memory.ledger
+    logical = ledger.logical[:, : ledger.rows]
+    if where is None:
+        return torch.ones_like(logical, dtype=torch.bool)
+    if isinstance(where, tuple) and len(where) == 2 and all(isinstance(one, int) for one in where):
+        return (logical >= int(where[0])) & (logical < int(where[1]))
+    names = [where] if isinstance(where, str) else [str(name) for name in where]
+    mask = torch.zeros_like(logical, dtype=torch.bool)
+    for name in names:
+        mask |= ledger.inside(ledger.spans.get(name))
+    return mask
+
+
+def _protected(memory: Memory) -> tuple[Tensor, Tensor]:
+    """Rows that must stay, and of them those that no ratio counts: pins and what the plan reads."""
+    if not memory.ledger.rows:
+        empty = torch.zeros(memory.ledger.groups, 0, dtype=torch.bool)
+        return empty, empty
+    view = memory.view()
+    outside = (view.pin > 0) | (view.readers >= 0)
+    return outside | (view.logical < view.sinks), outside & (view.logical >= view.sinks)
+
+
+def _even(memory: Memory, mask: Tensor, exact: Tensor) -> Tensor:
+    """The same number of rows in every group: those that lost more of the chosen tokens add their least wanted ones."""
+    count = mask.sum(1)
+    most = int(count.max()) if mask.numel() else 0
+    if bool((count == most).all()):
+        return mask
+    order = ascending(memory.policy.rank(memory.view())).masked_fill(mask | exact, mask.shape[1])
+    place = order.argsort(1).argsort(1)
+    more = place < (most - count)[:, None]
+    if bool((more & (mask | exact)).any()):
+        raise ConfigError(
+            f"layers hold between {int(count.min())} and {most} of these tokens",
+            option="span",
+            way_out="Compress before the budget evicts, or give the session granularity 'session'",
+        )
+    return mask | more
+
+
+def _context(
+    session: Session,
+    mask: Tensor,
+    question: str | Sequence[int] | None,
+    delayed: Probes | None,
+    reader: SessionReader,
+) -> Context:
+    memory, engine = session.memory, session.engine
+    ledger, rows, layout = memory.ledger, memory.rows, memory.device.layout
+    groups = len(mask)
+    index = torch.arange(ledger.rows, device=mask.device).expand_as(mask)[mask].view(groups, -1)
+    logical = ledger.logical[:, : ledger.rows].gather(1, index)
+    tokenizer = engine.tokenizer
+
+    def of(layer: int, tensor: Tensor) -> Tensor:
+        return tensor.index_select(1, index[layer % groups])
+
+    layers = range(layout.layers)
+    starts = torch.tensor(ledger.spans.starts, device=mask.device)
+    words = [] if question is None else question
+    if isinstance(words, str):
+        if tokenizer is None:
+            raise ConfigError("the engine has no tokenizer", option="question", way_out="Give token ids")
+        words = tokenizer.encode(words, add_special_tokens=False)
+    return Context(
+        keys=torch.stack([of(layer, rows.raw[layer]) for layer in layers]),
+        rotated=torch.stack([of(layer, rows.keys(layer, rows.rows)) for layer in layers]),
+        values=torch.stack([of(layer, rows.values[layer]) for layer in layers]),
+        logical=logical,
+        position=ledger.position[:, : ledger.rows].gather(1, index),
+        ids=torch.tensor(memory.ids, device=mask.device)[logical],
+        cuts=torch.isin(logical, starts),
+        reader=reader,
+        question=list(words),
+        delayed=delayed,
+        cue=_cue(tokenizer),
+        out=_out(engine.adapter.model, layout.head_dim),
+        cos_sin=memory.angles,
+        kernels=memory.device.kernels,
+        scale=engine.adapter.scale,
+    )
+
+
+def _cue(tokenizer: Any) -> Callable[[int, Sequence[int]], list[int]]:
+    """KVzip's request to repeat: of the first piece, and of one that follows the given tokens."""
+
+    def cue(number: int, before: Sequence[int]) -> list[int]:
+        if tokenizer is None:
+            return list(before)
+        text = REPEAT_ON if number else REPEAT
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+        return [*ids, *before]
+
+    return cue
+
+
+def _out(model: Any, head_dim: int) -> Callable[[int], Tensor | None]:
+    def out(layer: int) -> Tensor | None:
+        attention = model.model.layers[layer].self_attn
+        projection = getattr(attention, "o_proj", None) or getattr(attention, "dense", None)
+        weight = None if projection is None else projection.weight
+        if weight is None or not weight.numel():
+            return None
+        shaped: Tensor = weight.detach().view(weight.shape[0], -1, head_dim)
+        return shaped
+
+    return out
+
+
+def _verify(made: Entries, memory: Memory, entries: int) -> None:
+    made.check(memory.device.layout)
+    if len(made) != entries:
+        raise IntegrityError(f"{len(made)} entries were made, the budget is {entries}")

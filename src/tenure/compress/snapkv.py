@@ -1,0 +1,65 @@
+"""SnapKV on ragged heads: what the last window of queries looks at, an own set for every kv head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tenure.compress.base import Context, Scorer
+from tenure.compress.probes import Probes
+from tenure.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class SnapKV(Scorer):
+    """SnapKV (arXiv 2404.14469): mean attention of a window of queries, pooled over neighbours.
+
+    The window is the question where it is known, behind the newest tokens, else the newest tokens alone. Query heads
+    of a kv head are averaged, as in kvpress.
+
+    Args:
+        window: queries that score.
+        kernel: odd width of the pooling.
+    """
+
+    window: int = 64
+    kernel: int = 5
+    name: ClassVar[str] = "snapkv"
+    paper: ClassVar[str] = "SnapKV, arXiv 2404.14469"
+
+    def __post_init__(self) -> None:
+        if self.window < 1:
+            raise ConfigError(
+                f"{self.window} queries cannot score", option="window", way_out="Give 1 or more"
+            )
+        if self.kernel < 1 or self.kernel % 2 == 0:
+            raise ConfigError(f"{self.kernel} is no odd width", option="kernel", way_out="Give 1, 3, 5, ...")
+
+    def probes(self, context: Context) -> Probes:
+        """The window."""
+        if context.question:
+            return context.reader.behind(context.question[-self.window :])
+        return context.reader.tail(self.window)
+
+    def score(self, context: Context) -> Tensor:
+        """Pooled mean shares."""
+        probes = self.probes(context)
+        shares = [one.mean((1, 2)) for one in each_layer(context, probes)]
+        return pooled(torch.stack(shares), self.kernel)
+
+
+def each_layer(context: Context, probes: Probes) -> Iterator[Tensor]:
+    """Attention shares ``[G, g, P, T]`` of a layer, one after another."""
+    for layer in range(context.shape[0]):
+        yield probes.shares(layer, context.rotated[layer], context.cos_sin, context.kernels, context.scale)
+
+
+def pooled(score: Tensor, kernel: int) -> Tensor:
+    """Average of each token's neighbourhood along the last axis."""
+    return torch.nn.functional.avg_pool1d(
+        score, kernel, stride=1, padding=kernel // 2, count_include_pad=False
+    )
