@@ -218,17 +218,26 @@ class Engine:
             )
 
     @torch.inference_mode()
-    def step(self, sessions: Iterable[Session], *, every_logit: bool = False) -> int:
+    def step(
+        self,
+        sessions: Iterable[Session],
+        *,
+        every_logit: bool = False,
+        limits: Mapping[Session, int] | None = None,
+    ) -> int:
         """One forward over what the sessions have waiting.
 
         Args:
             sessions: those to advance; the ones without waiting tokens are left out.
+            limits: tokens of a session at most, below its chunk. A chunk that is computed in several steps is evicted
+                from once, at its end.
             every_logit: give each session the logits of all its new tokens, not only of the last.
 
         Returns:
             Tokens computed.
         """
-        batch = [(session, session.memory.take()) for session in dict.fromkeys(sessions)]
+        most = limits or {}
+        batch = [(session, session.memory.take(most.get(session))) for session in dict.fromkeys(sessions)]
         batch = [(session, ids) for session, ids in batch if ids]
         if not batch:
             return 0
@@ -319,6 +328,8 @@ class Engine:
         finally:
             for turn in turns:
                 turn.close()
+        for turn in turns:
+            turn.check()
         return [turn.text for turn in turns]
 
 

@@ -90,6 +90,7 @@ class Memory:
         """What was compressed; its slots are part of the budget."""
         self._capture = None if archive is None else Capture(archive)
         self._backlog: deque[_Waiting] = deque()
+        self._chunk_left = config.chunk
 
     @property
     def archive(self) -> Archive | None:
@@ -155,10 +156,14 @@ class Memory:
     def drop_backlog(self) -> None:
         """Forget tokens that were not computed yet."""
         self._backlog.clear()
+        self._chunk_left = self.config.chunk
 
-    def take(self) -> list[int]:
-        """The next tokens to compute: at most one chunk. They stay in the backlog until committed."""
-        most = self.config.chunk
+    def take(self, limit: int | None = None) -> list[int]:
+        """The next tokens to compute: at most what is left of a chunk, and at most ``limit``.
+
+        They stay in the backlog until committed.
+        """
+        most = self._chunk_left if limit is None else min(limit, self._chunk_left)
         ids: list[int] = []
         for item in self._backlog:
             ids += item.ids[item.done : item.done + most - len(ids)]
@@ -234,9 +239,13 @@ class Memory:
         if work.mass is not None:
             rows = self.ledger.rows
             self.ledger.score[:, :rows] = self.policy.observe(self.ledger.score[:, :rows], work.mass)
-        budget = self.row_budget
-        if budget is not None and self.ledger.rows > budget + (self.config.slack if decoding else 0):
-            self._evict()
+        decoding &= self._chunk_left == self.config.chunk
+        self._chunk_left -= count
+        if not self._chunk_left or not self._backlog:
+            self._chunk_left = self.config.chunk
+            budget = self.row_budget
+            if budget is not None and self.ledger.rows > budget + (self.config.slack if decoding else 0):
+                self._evict()
         if POISON:
             self.check_integrity()
 

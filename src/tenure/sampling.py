@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, MinPLogitsWarper, TemperatureLogitsWarper, TopPLogitsWarper
 
 from tenure.errors import ConfigError, ModelError
+
+if TYPE_CHECKING:
+    from tenure.grammar import Grammar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +27,8 @@ class SamplingOptions:
         min_p: least probability as a share of the largest, 0 takes all.
         seed: of the draw; None draws one.
         stop: texts that end the turn and are not part of it.
+        grammar: what the text must be, see :class:`tenure.grammar.Grammar`; None leaves it free.
+        logprobs: also note each token's log-probability and those of so many likeliest ones; None notes nothing.
     """
 
     max_tokens: int = 512
@@ -31,6 +37,8 @@ class SamplingOptions:
     min_p: float = 0.0
     seed: int | None = None
     stop: tuple[str, ...] | str = ()
+    grammar: Grammar | None = None
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -47,11 +55,16 @@ class SamplingOptions:
             ("top_p", 0 < self.top_p <= 1, "Give a share in (0, 1]"),
             ("min_p", 0 <= self.min_p < 1, "Give a share in [0, 1)"),
             ("seed", self.seed is None or _is_seed(self.seed), "Give a whole number from 0 to 2**63 - 1"),
+            ("logprobs", self.logprobs is None or _is_count(self.logprobs), "Give 0 to 20"),
             ("stop", all(isinstance(text, str) and text for text in self.stop), "Give non-empty texts"),
         )
         for option, good, way_out in checks:
             if not good:
                 raise ConfigError(f"{getattr(self, option)!r} cannot be used", option=option, way_out=way_out)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 20
 
 
 def _is_seed(value: object) -> bool:
@@ -70,10 +83,34 @@ def sampling_options(**options: Any) -> SamplingOptions:
     return SamplingOptions(**options)
 
 
-class Sampler:
-    """Draws one token after another for one turn."""
+@dataclass(frozen=True)
+class TokenChoice:
+    """A sampled token among its alternatives, by the model's own distribution: before temperature and grammar.
 
-    def __init__(self, options: SamplingOptions) -> None:
+    Args:
+        token: its id.
+        logprob: natural logarithm of its probability.
+        top: ids and log-probabilities of the likeliest tokens.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+class Sampler:
+    """Draws one token after another for one turn.
+
+    Args:
+        options: of the turn.
+        stop_ids: ids that end it; a grammar allows them where its text is complete.
+    """
+
+    def __init__(self, options: SamplingOptions, stop_ids: Collection[int] = ()) -> None:
+        self.choice: TokenChoice | None = None
+        """The last token with its log-probabilities, where they were asked for."""
+        self._logprobs = options.logprobs
+        self._matcher = None if options.grammar is None else options.grammar.matcher(stop_ids)
         self._greedy = options.temperature == 0
         self._warpers = LogitsProcessorList()
         if self._greedy:
@@ -102,7 +139,25 @@ class Sampler:
                 option="model",
                 way_out="Use dtype fp32 or bf16, and check the weights",
             )
+        allowed = logits if self._matcher is None else self._matcher.mask(logits)
         if self._greedy:
-            return int(logits.argmax())
-        scores = self._warpers(None, logits[None].cpu())
-        return int(torch.multinomial(scores.softmax(-1)[0], 1, generator=self._generator))
+            token = int(allowed.argmax())
+        else:
+            scores = self._warpers(None, allowed[None].cpu())
+            token = int(torch.multinomial(scores.softmax(-1)[0], 1, generator=self._generator))
+        if self._matcher is not None:
+            self._matcher.accept(token)
+        if self._logprobs is not None:
+            self.choice = _choice(logits, token, self._logprobs)
+        return token
+
+    @property
+    def finished(self) -> bool:
+        """Whether a grammar's text is complete and nothing may follow."""
+        return self._matcher is not None and self._matcher.finished
+
+
+def _choice(logits: Tensor, token: int, count: int) -> TokenChoice:
+    scores = logits.float().log_softmax(-1)
+    values, ids = scores.topk(min(count, len(scores)))
+    return TokenChoice(token, float(scores[token]), tuple(zip(ids.tolist(), values.tolist(), strict=True)))

@@ -299,6 +299,7 @@ class Session:
             if not self.memory.waiting and self.logits is not None:
                 with uninterrupted():
                     turn.accept(self.logits)
+                turn.check()
         except BaseException:
             turn.close()
             raise

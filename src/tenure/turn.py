@@ -9,13 +9,13 @@ from torch import Tensor
 
 from tenure.detokenize import TextStream
 from tenure.interrupt import uninterrupted
-from tenure.sampling import Sampler, SamplingOptions
+from tenure.sampling import Sampler, SamplingOptions, TokenChoice
 
 if TYPE_CHECKING:
     from tenure.session import Session
     from tenure.spans import Span
 
-FinishReason = Literal["stop", "length", "cancel"]
+FinishReason = Literal["stop", "length", "cancel", "error"]
 
 
 class Turn:
@@ -23,7 +23,8 @@ class Turn:
 
     The last sampled token has no KV yet; it waits in the session's backlog and is computed before anything that
     follows. A turn that is dropped half-way (an exception, Ctrl-C, a ``break``) is closed as ``cancel``: what was
-    produced so far stays, and the next turn works.
+    produced so far stays, and the next turn works. Where the sampling fails, the turn ends as ``error``, and other
+    sessions in the same step of the engine go on.
 
     Args:
         session: with the generation prompt queued.
@@ -37,10 +38,13 @@ class Turn:
         self.options = options
         self.reason: FinishReason | None = None
         self.ids: list[int] = []
+        self.choices: list[TokenChoice] = []
+        """Log-probabilities of each id, where ``logprobs`` was asked for."""
+        self.error: Exception | None = None
         self._span = span
         self._start = start
-        self._sampler = Sampler(options)
         self._stop_ids = session.stop_ids
+        self._sampler = Sampler(options, self._stop_ids)
         self._stream = TextStream(session.engine.tokenizer, stop=options.stop, stop_ids=self._stop_ids)
         self._pieces: list[str] = []
         self._closed = False
@@ -58,15 +62,23 @@ class Turn:
 
     def accept(self, logits: Tensor) -> None:
         """Sample the next token from fp32 logits ``[vocabulary]``."""
-        token = self._sampler(logits)
+        try:
+            token = self._sampler(logits)
+        except Exception as error:
+            self.error, self.reason = error, "error"
+            return
         if token in self._stop_ids:
             # Never entered: the template's own closing tokens end the turn.
             self.reason = "stop"
             return
         self.ids.append(token)
+        if self._sampler.choice is not None:
+            self.choices.append(self._sampler.choice)
         self.session.memory.queue([token], self._span)
         self._pieces.append(self._stream.push(token))
         if self._stream.stopped is not None:
+            self.reason = "stop"
+        elif self._sampler.finished:
             self.reason = "stop"
         elif len(self.ids) >= self.options.max_tokens:
             self.reason = "length"
@@ -85,18 +97,27 @@ class Turn:
                     kept, rest = self._stream.kept_ids()
                     self.session.rewind_turn(self._span, self._start + len(kept), rest)
             finally:
-                self.session.end_turn(finished=self.reason != "cancel")
+                self.session.end_turn(finished=self.reason not in ("cancel", "error"))
+
+    def take(self) -> str:
+        """The text that has come since the last call."""
+        text = "".join(self._pieces[self._taken :])
+        self._taken = len(self._pieces)
+        return text
+
+    def check(self) -> None:
+        """Raise what ended the turn, if it was an error."""
+        if self.error is not None:
+            raise self.error
 
     def __iter__(self) -> Iterator[str]:
         try:
             while not self.done:
                 self.session.engine.step([self.session])
-                yield from self._new()
+                if text := self.take():
+                    yield text
         finally:
             self.close()
-        yield from self._new()
-
-    def _new(self) -> Iterator[str]:
-        pieces = self._pieces[self._taken :]
-        self._taken = len(self._pieces)
-        yield from (piece for piece in pieces if piece)
+        if text := self.take():
+            yield text
+        self.check()
