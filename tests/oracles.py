@@ -91,13 +91,16 @@ def fresh_logits(model: Any, session: Session) -> torch.Tensor:
 class Script:
     """O5: a sampler that gives out a fixed list of ids and keeps the logits that it was asked with."""
 
+    choice = None
+    finished = False
+
     def __init__(self, ids: Iterable[int]) -> None:
         self.ids = list(ids)
         self.logits: list[torch.Tensor] = []
 
     def install(self, monkeypatch: Any) -> Script:
         """Take the place of the sampler of every turn that starts from now on."""
-        monkeypatch.setattr("tenure.turn.Sampler", lambda options: self)
+        monkeypatch.setattr("tenure.turn.Sampler", lambda options, stop_ids: self)
         return self
 
     def __call__(self, logits: torch.Tensor) -> int:

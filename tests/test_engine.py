@@ -149,6 +149,28 @@ def test_far_positions_of_one_session_leave_the_others(engines, models):
     torch.testing.assert_close(far.logits, want, atol=1e-3, rtol=0)
 
 
+@pytest.mark.parametrize("policy", ["foresight", "h2o", "recency"])
+def test_a_chunk_cut_into_steps_ends_like_one_step(engines, policy):
+    engine = engines("llama")
+    whole, cut = (engine.session(policy=policy, budget=48, chunk=32, slack=8) for _ in range(2))
+    ids = random_ids(150)
+    for session in (whole, cut):
+        session.queue_ids(ids)
+    sizes = iter([1, 7, 40, 3, 32, 5, 5, 5, 100, 1] + [13] * 20)
+    while whole.memory.waiting:
+        engine.step([whole])
+    most = 0
+    while cut.memory.waiting:
+        most = max(most, engine.step([cut], limits={cut: next(sizes)}))
+        assert cut.memory.ledger.rows <= cut.config.capacity
+    assert most <= 32
+    check_ledger(cut)
+    assert cut.memory.ledger.evicted_ever == whole.memory.ledger.evicted_ever
+    if policy == "recency":  # the others observe attention a forward
+        assert torch.equal(cut.memory.ledger.logical[:, :48], whole.memory.ledger.logical[:, :48])
+        torch.testing.assert_close(cut.logits, whole.logits, atol=1e-4, rtol=0)
+
+
 def test_a_step_takes_each_session_once(engines):
     engine = engines("qwen2")
     session, idle = engine.session(policy="full"), engine.session(policy="full")
@@ -167,7 +189,7 @@ def test_one_session_can_stop_before_another(engines, monkeypatch):
     short, long = (engine.session(policy="full") for _ in range(2))
     stop = tokenizer("chatml").eos_token_id
     queue = [[*encode("chatml", "no"), stop], encode("chatml", "a much longer answer than that")]
-    monkeypatch.setattr("tenure.turn.Sampler", lambda options: Script(queue.pop(0)))
+    monkeypatch.setattr("tenure.turn.Sampler", lambda options, stop_ids: Script(queue.pop(0)))
     short.queue(["Hi"], reply=True)
     long.queue(["Hello there"], reply=True)
     texts = engine.generate([short, long], max_tokens=7)
@@ -421,9 +443,11 @@ def test_a_sampler_that_fails_takes_no_other_session_along(engines, monkeypatch)
             return super().__call__(logits)
 
     words = encode("chatml", "one two three four five six")
-    monkeypatch.setattr("tenure.turn.Sampler", lambda options: made.append(Failing(words)) or made[-1])
+    monkeypatch.setattr(
+        "tenure.turn.Sampler", lambda options, stop_ids: made.append(Failing(words)) or made[-1]
+    )
     with pytest.raises(ModelError, match="no numbers"):
-        engine.generate(sessions)
+        engine.generate(sessions, max_tokens=4)
     for session in sessions:
         check_ledger(session)
     made.clear()
@@ -431,9 +455,11 @@ def test_a_sampler_that_fails_takes_no_other_session_along(engines, monkeypatch)
     alone.append("next")
     sessions[0].append("next")
     assert sessions[0].memory.ids == alone.memory.ids
-    for session in sessions[1:]:
-        session.append("next")
-        assert len(session) == len(alone) - 1, "its fourth token was not drawn"
+    sessions[2].append("next")
+    assert sessions[2].memory.ids == alone.memory.ids, "the others go on"
+    sessions[1].append("next")
+    assert len(sessions[1]) == len(alone) - 1, "its fourth token was not drawn"
+    for session in sessions:
         check_ledger(session)
 
 

@@ -39,7 +39,9 @@ class Grammar:
         problem = library.LLMatcher.validate_grammar(source, None)
         if problem:
             raise ConfigError(
-                str(problem).strip().splitlines()[0], option="grammar", way_out="Simplify the schema or grammar"
+                str(problem).strip().splitlines()[0],
+                option="grammar",
+                way_out="Simplify the schema or grammar",
             )
 
     @classmethod
@@ -128,7 +130,9 @@ class Matcher:
             allowed[self._stop_ids] = self.finished or bool(self._matcher.is_accepting())
         masked = logits.masked_fill(~allowed.to(logits.device), float("-inf"))
         if not masked.max().isfinite():
-            raise ModelError("no token can go on with the text", option="grammar", way_out="Use another grammar")
+            raise ModelError(
+                "no token can go on with the text", option="grammar", way_out="Use another grammar"
+            )
         return masked
 
     def accept(self, token: int) -> None:

@@ -76,9 +76,7 @@ class Turn:
             self.choices.append(self._sampler.choice)
         self.session.memory.queue([token], self._span)
         self._pieces.append(self._stream.push(token))
-        if self._stream.stopped is not None:
-            self.reason = "stop"
-        elif self._sampler.finished:
+        if self._stream.stopped is not None or self._sampler.finished:
             self.reason = "stop"
         elif len(self.ids) >= self.options.max_tokens:
             self.reason = "length"
