@@ -406,14 +406,18 @@ class Session:
             self.keep_first(tokens - count)
 
     def fork(self) -> Session:
-        """An independent session in the same state: own slab, own ledger, own plan."""
-        self._idle()
+        """An independent session in the same state: own slab, own ledger, own plan.
+
+        A turn that is being generated goes on in this session only; in the copy its text so far is history.
+        """
+        self._usable()
         copy = Session.__new__(Session)
         copy.__dict__.update(self.__dict__)
         copy.plan = self.plan.copy()
         copy.memory = self.memory.fork(copy.plan)
         copy._transcript = None if self._transcript is None else self._transcript.fork()
         copy._states = list(self._states)
+        copy._turn = None
         return copy
 
     def save(self, path: str | Path) -> int:
@@ -494,11 +498,14 @@ class Session:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _idle(self) -> None:
+    def _usable(self) -> None:
         if self._closed:
             raise ConfigError(
                 "the session is closed", option="session", way_out="Open a new one, or fork before"
             )
+
+    def _idle(self) -> None:
+        self._usable()
         if self._turn is not None:
             raise ConfigError(
                 "a turn is still being generated", option="session", way_out="Finish or close the turn first"

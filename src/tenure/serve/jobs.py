@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tenure.sampling import SamplingOptions
+from tenure.sampling import SamplingOptions, TokenChoice
 
 if TYPE_CHECKING:
     from tenure.conversation import Conversation
     from tenure.serve.errors import ApiError
     from tenure.serve.store import Held
-    from tenure.turn import TokenChoice, Turn
+    from tenure.turn import Turn
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,160 @@
+"""From a request's data to replies: renders off the event loop, submits to the engine's thread, yields replies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import secrets
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from tenure.conversation import Conversation, render
+from tenure.errors import ModelError
+from tenure.sampling import SamplingOptions
+from tenure.serve.errors import ApiError
+from tenure.serve.jobs import Failed, Finished, Job, Reply
+
+if TYPE_CHECKING:
+    from tenure.engine import Engine
+    from tenure.serve.config import ServeConfig
+    from tenure.serve.worker import Worker
+
+_RENDERERS = 4
+_MARKS = ("span", "region", "pin", "step", "reads", "cache_control")
+
+
+class Runner:
+    """Runs requests of the HTTP side on a worker.
+
+    Args:
+        engine: read for its tokenizer and template only.
+        config: of the server.
+        worker: the engine's thread.
+    """
+
+    def __init__(self, engine: Engine, config: ServeConfig, worker: Worker) -> None:
+        self.engine = engine
+        self.config = config
+        self.worker = worker
+        self._open: Counter[str] = Counter()
+        # A pool of its own: tokenizing megabytes must not take the threads that others need.
+        self._pool = ThreadPoolExecutor(_RENDERERS, thread_name_prefix="tenure-render")
+
+    async def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> tuple[Conversation, list[bytes]]:
+        """Render a conversation on another thread.
+
+        Raises:
+            ApiError: it has too many messages or tokens.
+            MessageError: it is malformed.
+        """
+        if len(messages) > self.config.max_messages:
+            raise ApiError(
+                400,
+                "too_many_messages",
+                f"{len(messages)} messages, the limit is {self.config.max_messages}",
+                param="messages",
+            )
+
+        def work() -> tuple[Conversation, list[bytes]]:
+            transcript = self.engine.transcript(tools=tools, template_options=template_options)
+            if transcript is None:
+                raise ModelError("the model has no tokenizer", option="model", way_out="Serve another model")
+            whole = render(transcript, messages)
+            return whole, chain(messages, [list(tools or []), dict(template_options or {})])
+
+        whole, digests = await self.off_loop(work)
+        self.check_length(len(whole.ids))
+        return whole, digests
+
+    async def off_loop(self, work: Any) -> Any:
+        """Run a function on a rendering thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def check_length(self, tokens: int) -> None:
+        """Refuse a prompt that is too long; nothing is ever cut away."""
+        if tokens > self.config.max_prompt:
+            raise ApiError(
+                400,
+                "context_length_exceeded",
+                f"the request has {tokens} tokens, the limit is {self.config.max_prompt}",
+                param="messages",
+            )
+
+    async def replies(self, **fields: Any) -> AsyncIterator[Reply]:
+        """Submit a job and yield its replies; leaving the iterator early cancels it.
+
+        Args:
+            fields: of :class:`~tenure.serve.jobs.Job`, without ``id`` and ``emit``.
+
+        Raises:
+            ApiError: 429 or 503, before the first reply.
+        """
+        tenant = fields["tenant"]
+        if self._open[tenant] >= self.config.streams_per_key:
+            raise ApiError(
+                429,
+                "too_many_requests",
+                f"this key has {self._open[tenant]} requests under way, the limit is "
+                f"{self.config.streams_per_key}",
+                retry_after=1,
+            )
+        loop = asyncio.get_running_loop()
+        queue: asyncio.Queue[Reply] = asyncio.Queue()
+
+        def emit(reply: Reply) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+                loop.call_soon_threadsafe(queue.put_nowait, reply)
+
+        job = Job(id=new_id("req"), emit=emit, deadline=time.monotonic() + self.config.wait, **fields)
+        self._open[tenant] += 1
+        left = job.n
+        try:
+            self.worker.submit(job)
+            while left:
+                reply = await queue.get()
+                yield reply
+                left = 0 if isinstance(reply, Failed) else left - isinstance(reply, Finished)
+        finally:
+            self._open[tenant] -= 1
+            if not self._open[tenant]:
+                del self._open[tenant]
+            if left:
+                self.worker.cancel(job)
+
+    def sampling(self, **given: Any) -> SamplingOptions:
+        """Checked options; what is None keeps its default, and the limits of the server hold."""
+        values = {name: value for name, value in given.items() if value is not None}
+        most = values.get("max_tokens", self.config.default_tokens)
+        values["max_tokens"] = min(most, self.config.max_tokens)
+        return SamplingOptions(**values)
+
+    def close(self) -> None:
+        """Stop the rendering threads."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def chain(messages: Sequence[Mapping[str, Any]], setting: object) -> list[bytes]:
+    """For each message a digest of all up to it, without marks; ``setting`` is what else shapes the prompt."""
+    state = hashlib.blake2b(json.dumps(setting, sort_keys=True).encode(), digest_size=16)
+    digests = []
+    for message in messages:
+        plain = {name: value for name, value in message.items() if name not in _MARKS and value is not None}
+        state.update(json.dumps(plain, sort_keys=True).encode() + b"\n")
+        digests.append(state.digest())
+    return digests
+
+
+def new_id(kind: str) -> str:
+    """A fresh id, such as ``chatcmpl-...``."""
+    return f"{kind}-{secrets.token_hex(12)}"

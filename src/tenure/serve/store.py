@@ -1,0 +1,281 @@
+"""The server's sessions: which one a request goes on with, which are in memory, which are parked.
+
+All of this lives on the engine's thread. The list for ``/v1/sessions`` is read by calling there.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import torch
+
+from tenure.conversation import Conversation
+from tenure.encode import common_prefix
+from tenure.errors import TenureError
+from tenure.serve.errors import ApiError
+from tenure.serve.events import Bus, SessionChanged
+
+if TYPE_CHECKING:
+    from tenure.engine import Engine
+    from tenure.serve.config import ServeConfig
+    from tenure.serve.jobs import Job, Run
+    from tenure.serve.parking import Parking
+    from tenure.session import Session
+
+_WORTH = 32
+"""Tokens of another conversation's start that are worth a fork; our choice."""
+
+
+@dataclass(eq=False)
+class Held:
+    """A session as the server knows it.
+
+    Args:
+        id: shown to clients.
+        tenant: whose it is.
+        salt: see :class:`~tenure.serve.jobs.Job`.
+        key: the same.
+        session: in memory, or None while it is parked.
+        ids: its tokens, while it is parked.
+        chain: digest of the client's messages that it has answered or was answering, and their number.
+    """
+
+    id: str
+    tenant: str
+    salt: str = ""
+    key: str = ""
+    session: Session | None = None
+    ids: array[int] = field(default_factory=lambda: array("I"))
+    chain: bytes = b""
+    count: int = 0
+    created: float = field(default_factory=time.time)
+    used: float = field(default_factory=time.time)
+    turns: int = 0
+    priority: int = 0
+    keep_until: float = 0.0
+    named: bool = False
+    temporary: bool = False
+    dirty: bool = False
+    run: Run | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether an answer is under way."""
+        return self.run is not None
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """Its token ids."""
+        return self.ids if self.session is None else self.session.memory.ids
+
+
+class Place(NamedTuple):
+    """Where a request goes on: in a session as it is, in a fork of it, or in a new one."""
+
+    how: Literal["new", "continued", "branched"]
+    held: Held | None
+    keep: int
+    """Tokens of it that are used."""
+
+
+class Store:
+    """Sessions of all tenants.
+
+    Args:
+        engine: whose sessions.
+        config: of the server.
+        parking: where sessions go that are not in memory.
+        bus: told of every change.
+        slots: sessions that may be in memory at once.
+    """
+
+    def __init__(self, engine: Engine, config: ServeConfig, parking: Parking, bus: Bus, slots: int) -> None:
+        self.engine = engine
+        self.config = config
+        self.parking = parking
+        self.bus = bus
+        self.slots = slots
+        self.reserved = 0
+        """Room that is promised already."""
+        self._held: dict[tuple[str, str], Held] = {}
+        for held in parking.found():
+            self._held[held.tenant, held.id] = held
+
+    def __iter__(self) -> Iterator[Held]:
+        return iter(list(self._held.values()))
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def of(self, tenant: str) -> list[Held]:
+        """A tenant's sessions, the last used first."""
+        mine = [held for held in self._held.values() if held.tenant == tenant and not held.temporary]
+        return sorted(mine, key=lambda held: -held.used)
+
+    def get(self, tenant: str, session: str) -> Held:
+        """A tenant's session.
+
+        Raises:
+            ApiError: 404; other tenants' sessions do not exist for it.
+        """
+        held = self._held.get((tenant, session))
+        if held is None or held.temporary:
+            raise ApiError(404, "session_not_found", "there is no such session", param="session_id")
+        return held
+
+    @property
+    def resident(self) -> int:
+        """Sessions in memory."""
+        return sum(held.session is not None for held in self._held.values())
+
+    # -- finding ---------------------------------------------------------------------------------
+
+    def place(self, job: Job) -> Place:
+        """Where a request goes on.
+
+        A session that the client names is used as it is. Otherwise the longest common start of token ids decides. A
+        conversation that goes on from the messages a session has answered continues in it; one that was edited, or
+        that only begins alike, gets a fork, and the session stays.
+        """
+        if job.session is not None:
+            named = self._held.get((job.tenant, job.session))
+            if named is None:
+                return Place("new", None, 0)
+            return Place("continued", named, common_prefix(named.tokens, job.conversation.ids))
+        best, most = None, 0
+        for held in self._held.values():
+            if held.tenant != job.tenant or held.salt != job.salt or held.temporary:
+                continue
+            common = common_prefix(held.tokens, job.conversation.ids)
+            rank = (common, self._goes_on(held, job), held.key == job.key, not held.busy, held.used)
+            if best is None or rank > best[0]:
+                best, most = (rank, held), common
+        if best is None:
+            return Place("new", None, 0)
+        held = best[1]
+        if self._goes_on(held, job) and not held.busy:
+            return Place("continued", held, most)
+        if most < len(held.tokens) // 2 and held.session is not None:
+            # Another conversation: what this one has evicted of the shared start would be missed there.
+            most = min(most, intact(held.session))
+        return Place("branched", held, most) if most >= _WORTH else Place("new", None, 0)
+
+    @staticmethod
+    def _goes_on(held: Held, job: Job) -> bool:
+        return 0 < held.count <= len(job.chain) and job.chain[held.count - 1] == held.chain
+
+    # -- making room -----------------------------------------------------------------------------
+
+    def make_room(self, wanted: int, *, leave: Held | None = None) -> bool:
+        """Park idle sessions until ``wanted`` more fit; False, with nothing lost, where too many are busy."""
+        while self.resident + self.reserved + wanted > self.slots:
+            idle = [
+                held
+                for held in self._held.values()
+                if held.session is not None and not held.busy and held is not leave and not held.temporary
+            ]
+            if not idle:
+                return False
+            now = time.time()
+            self.park(min(idle, key=lambda held: (held.keep_until > now, held.priority, held.used)))
+        return True
+
+    def park(self, held: Held) -> None:
+        """Move a session out of memory.
+
+        Raises:
+            TenureError: it could not be stored; it stays in memory.
+        """
+        session = held.session
+        if session is None:
+            return
+        self.parking.store(held)
+        held.ids = array("I", session.memory.ids)
+        held.session = None
+        held.dirty = False
+        session.close()
+        self._report(held, "parked")
+
+    def bring_back(self, held: Held) -> None:
+        """Move a parked session into memory; there must be room."""
+        if held.session is None:
+            held.session = self.parking.load(held)
+            held.ids = array("I")
+            self._report(held, "restored")
+
+    # -- making and ending -----------------------------------------------------------------------
+
+    def open(self, job: Job, *, temporary: bool = False) -> Held:
+        """A new session for a request."""
+        held = self._add(job.tenant, None if temporary else job.session, job.salt, job.key)
+        held.temporary = temporary
+        held.session = self.engine.session(self.config.session)
+        self._report(held, "opened")
+        return held
+
+    def fork(self, source: Held, *, session: str | None = None, temporary: bool = False) -> Held:
+        """A copy of a session that is in memory."""
+        if source.session is None:
+            raise ApiError(500, "internal_error", "a parked session cannot be forked")
+        held = self._add(source.tenant, session, source.salt, source.key)
+        held.temporary = temporary
+        held.session = source.session.fork()
+        held.chain, held.count, held.turns = source.chain, source.count, source.turns
+        self._report(held, "forked")
+        return held
+
+    def delete(self, held: Held) -> None:
+        """Forget a session, in memory and in the tier."""
+        self._held.pop((held.tenant, held.id), None)
+        if held.session is not None:
+            held.session.close()
+            held.session = None
+        if not held.temporary:
+            self.parking.forget(held)
+            self._report(held, "deleted")
+
+    def _add(self, tenant: str, session: str | None, salt: str, key: str) -> Held:
+        mine = [held for held in self._held.values() if held.tenant == tenant and not held.temporary]
+        if len(mine) >= self.config.max_sessions:
+            idle = [held for held in mine if not held.busy and not held.named]
+            if not idle:
+                raise ApiError(
+                    429,
+                    "too_many_sessions",
+                    f"this key keeps {len(mine)} sessions, the limit is {self.config.max_sessions}",
+                    retry_after=60,
+                )
+            self.delete(min(idle, key=lambda held: held.used))
+        name = session or f"sess_{secrets.token_hex(12)}"
+        if (tenant, name) in self._held:
+            raise ApiError(409, "session_exists", "there is a session of this id already", param="session_id")
+        held = Held(name, tenant, salt, key, named=session is not None)
+        self._held[tenant, name] = held
+        return held
+
+    def _report(self, held: Held, change: str) -> None:
+        if not held.temporary:
+            self.bus.report(SessionChanged(tenant=held.tenant, session=held.id, change=change))
+
+
+def intact(session: Session) -> int:
+    """Tokens from the start on of which every row is in memory."""
+    ledger = session.memory.ledger
+    logical = ledger.logical[:, : ledger.rows]
+    same = (logical == torch.arange(ledger.rows, device=logical.device)).all(0)
+    return int(same.long().cumprod(0).sum())
+
+
+def adopt(held: Held, conversation: Conversation, keep: int) -> int:
+    """Bring a session to a conversation, using ``keep`` of its tokens at most."""
+    session = held.session
+    if session is None:
+        raise TenureError("the session is parked", option="session")
+    if keep < len(session):
+        session.keep_first(keep)
+    return session.adopt(conversation)

@@ -1,0 +1,417 @@
+"""The engine's thread: takes requests in, steps all sessions together, hands text out.
+
+Everything that touches a session runs here, between two forwards. Other threads call :meth:`Worker.call` for a
+result or :meth:`Worker.submit` for a stream of replies.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tenure.serve.errors import ApiError, api_error
+from tenure.serve.events import Bus, Evicted, Queued, Refused, Stepped, TurnEnded, TurnStarted
+from tenure.serve.jobs import Failed, Finished, Job, Run, Started, Text
+from tenure.serve.pace import Pacer
+from tenure.serve.store import Held, Place, Store, adopt
+
+if TYPE_CHECKING:
+    from tenure.engine import Engine
+    from tenure.serve.config import ServeConfig
+    from tenure.session import Session
+
+_log = logging.getLogger("tenure.serve")
+_T = TypeVar("_T")
+_CALLS = 16
+"""Calls that are run between two forwards at most."""
+
+
+class Worker(threading.Thread):
+    """Runs an engine for many requests.
+
+    Args:
+        engine: used by this thread alone from now on.
+        config: of the server.
+        store: of its sessions.
+        bus: told of every turn and every step.
+    """
+
+    def __init__(self, engine: Engine, config: ServeConfig, store: Store, bus: Bus) -> None:
+        super().__init__(name="tenure-engine", daemon=True)
+        self.engine = engine
+        self.config = config
+        self.store = store
+        self.bus = bus
+        self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._incoming: deque[Job] = deque()
+        self._jobs: list[Job] = []
+        self._runs: list[Run] = []
+        self._wake = threading.Condition()
+        self._stopping: float | None = None
+        self._pacer = Pacer(config.session.chunk, config.smooth)
+
+    # -- from other threads ----------------------------------------------------------------------
+
+    def call(self, function: Callable[[], _T]) -> Future[_T]:
+        """Run a function on the engine's thread, between two forwards."""
+        future: Future[_T] = Future()
+        with self._wake:
+            if not self.is_alive() and self.ident is not None:
+                future.set_exception(ApiError(503, "shutting_down", "the server is shutting down"))
+                return future
+            self._calls.append((function, future))
+            self._wake.notify()
+        return future
+
+    def submit(self, job: Job) -> None:
+        """Take a request in.
+
+        Raises:
+            ApiError: 429 or 503; the queue is full, or the server is shutting down.
+        """
+        with self._wake:
+            if self._stopping is not None:
+                raise ApiError(503, "shutting_down", "the server is shutting down", retry_after=5)
+            waiting = len(self._incoming) + len(self._jobs)
+            if waiting >= self.config.waiting:
+                raise ApiError(503, "overloaded", f"{waiting} requests are waiting already", retry_after=2)
+            self._incoming.append(job)
+            self._wake.notify()
+        self.bus.report(Queued(tenant=job.tenant, waiting=waiting + 1))
+
+    def cancel(self, job: Job) -> None:
+        """End a request: its client is gone, or has enough. Safe at any time, also twice."""
+        job.cancelled = True
+        with self._wake:
+            self._wake.notify()
+
+    def stop(self, grace: float) -> None:
+        """Take no more requests, give those under way ``grace`` seconds, save the sessions, end the thread."""
+        with self._wake:
+            self._stopping = time.monotonic() + grace
+            self._wake.notify()
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for their turn."""
+        return len(self._incoming) + len(self._jobs)
+
+    @property
+    def running(self) -> int:
+        """Answers under way."""
+        return len(self._runs)
+
+    # -- the loop --------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """The thread's body."""
+        while True:
+            with self._wake:
+                while not (self._calls or self._incoming or self._runs or self._stopping is not None):
+                    if not self._wake.wait(timeout=self._patience()):
+                        break
+            self._run_calls()
+            self._take_in()
+            self._admit()
+            if self._runs:
+                self._step()
+            elif self._jobs and self._stopping is None:
+                time.sleep(0.005)  # they wait for something that no forward brings
+            if self._stopping is not None and self._finish():
+                return
+
+    def _patience(self) -> float | None:
+        return 0.05 if self._jobs else None
+
+    def _run_calls(self) -> None:
+        for _ in range(_CALLS):
+            with self._wake:
+                if not self._calls:
+                    return
+                function, future = self._calls.popleft()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(function())
+            except Exception as error:
+                future.set_exception(error)
+
+    def _take_in(self) -> None:
+        with self._wake:
+            while self._incoming:
+                self._jobs.append(self._incoming.popleft())
+
+    # -- admission -------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        """Start what can be started: by priority, then whoever has least under way, then in order."""
+        if not self._jobs:
+            return
+        now = time.monotonic()
+        load = Counter(run.job.tenant for run in self._runs)
+        for job in sorted(self._jobs, key=lambda job: (-job.priority, load[job.tenant], job.arrival)):
+            if job.cancelled:
+                self._jobs.remove(job)
+                continue
+            self.store.reserved = self._still_to_branch()
+            try:
+                started = len(self._runs) + job.n <= max(self.config.streams, job.n) and self._start(job)
+            except Exception as error:
+                self._jobs.remove(job)
+                self._fail(job, error)
+                continue
+            if started:
+                self._jobs.remove(job)
+                load[job.tenant] += job.n
+            elif now > job.deadline or self._stopping is not None:
+                self._jobs.remove(job)
+                code = "overloaded" if self._stopping is None else "shutting_down"
+                self._fail(job, ApiError(503, code, "there was no room in time", retry_after=5))
+
+    def _still_to_branch(self) -> int:
+        """Sessions that requests for several answers will need yet."""
+        return sum(run.job.n - len(run.job.runs) for run in self._runs if run.index == 0)
+
+    def _start(self, job: Job) -> bool:
+        """Find a session and start its turn; False if the request has to wait."""
+        store = self.store
+        place = store.place(job)
+        if place.held is not None and place.how == "continued" and place.held.busy:
+            return False
+        if job.n > store.slots:
+            raise ApiError(400, "invalid_value", f"n may be {store.slots} at most", param="n")
+        held = self._session_for(job, place)
+        if held is None:
+            return False
+        try:
+            keep = place.keep if place.how == "branched" else len(held.tokens)
+            cached = adopt(held, job.conversation, keep)
+        except BaseException:
+            if place.how != "continued":
+                store.delete(held)
+            raise
+        held.chain, held.count = job.chain[-1] if job.chain else b"", len(job.chain)
+        held.priority, held.used, held.dirty = job.priority, time.time(), True
+        held.keep_until = max(held.keep_until, time.time() + job.ttl)
+        held.key = job.key or held.key
+        prompt = len(job.conversation.ids)
+        queued = time.monotonic() - job.arrival
+        self._begin(job, held, 0, prompt, cached)
+        job.emit(Started(held.id, prompt, cached, queued, place.how, job.hints))
+        self.bus.report(
+            TurnStarted(
+                tenant=job.tenant,
+                session=held.id,
+                request=job.id,
+                prompt_tokens=prompt,
+                cached_tokens=cached,
+                queued=queued,
+                how=place.how,
+            )
+        )
+        return True
+
+    def _session_for(self, job: Job, place: Place) -> Held | None:
+        store, held = self.store, place.held
+        if held is not None and place.how == "continued":
+            if not store.make_room(job.n - (held.session is not None), leave=held):
+                return None
+            store.bring_back(held)
+            return held
+        if held is None:
+            return store.open(job) if store.make_room(job.n) else None
+        if not store.make_room(job.n + (held.session is None), leave=held):
+            return None
+        store.bring_back(held)
+        return store.fork(held, session=job.session)
+
+    def _begin(self, job: Job, held: Held, index: int, prompt: int, cached: int) -> None:
+        session = _session(held)
+        options = job.options
+        if index and options.seed is not None:
+            options = replace(options, seed=(options.seed + index) % 2**63)
+        turn = session.start_turn(options)
+        run = Run(
+            job, held, index, turn, prompt, cached, session.memory.ledger.evicted_ever, _losses(session)
+        )
+        held.run = run
+        job.runs.append(run)
+        self._runs.append(run)
+
+    # -- one forward -----------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        for run in [run for run in self._runs if run.job.cancelled]:
+            self._close(run)
+        if not self._runs:
+            return
+        ready = [run for run in self._runs if run.turn.session.memory.waiting]
+        streams = [run for run in ready if run.turn.session.memory.waiting == 1]
+        prompts = sorted(
+            (run for run in ready if run.turn.session.memory.waiting > 1),
+            key=lambda run: (-run.job.priority, run.job.arrival, run.index),
+        )
+        shares = self._pacer.shares(
+            [run.turn.session.memory.waiting for run in prompts], streams=len(streams)
+        )
+        limits = {run.turn.session: share for run, share in zip(prompts, shares, strict=True) if share}
+        begun = time.perf_counter()
+        try:
+            self.engine.step([*(run.turn.session for run in streams), *limits], limits=limits)
+        except Exception as error:
+            _log.exception("a forward failed; %d answers end with it", len(self._runs))
+            for run in list(self._runs):
+                self._close(run, error)
+            return
+        seconds = time.perf_counter() - begun
+        prefill = sum(limits.values())
+        self._pacer.observe(seconds, prefill=prefill, streams=len(streams))
+        self.bus.report(
+            Stepped(
+                prefill=prefill,
+                decode=len(streams),
+                seconds=seconds,
+                sessions=len(streams) + len(limits),
+                waiting=self.waiting,
+            )
+        )
+        now = time.monotonic()
+        for run in list(self._runs):
+            if not run.closed:
+                self._hand_out(run, now)
+
+    def _hand_out(self, run: Run, now: float) -> None:
+        turn = run.turn
+        if run.index == 0 and len(run.job.runs) < run.job.n and (turn.ids or turn.done):
+            self._branch_out(run)
+        if len(turn.ids) > run.tokens:
+            run.tokens = len(turn.ids)
+            if run.last is None:
+                run.first = now - run.job.arrival
+            else:
+                run.gaps.append(now - run.last)
+            run.last = now
+        if run.closed:
+            return
+        if turn.done:
+            self._close(run, turn.error)
+        elif text := turn.take():
+            self._emit_text(run, text)
+
+    def _branch_out(self, run: Run) -> None:
+        """Begin the further answers of a request, now that their prompt has been read once."""
+        try:
+            for index in range(1, run.job.n):
+                held = self.store.fork(run.held, temporary=True)
+                session = _session(held)
+                session.memory.drop_backlog()  # the first answer's first token
+                self._begin(run.job, held, index, run.prompt_tokens, run.cached_tokens)
+        except Exception as error:
+            self._close(run, error)
+
+    def _emit_text(self, run: Run, text: str) -> None:
+        choices, run.turn.choices = run.turn.choices, []
+        run.job.emit(Text(run.index, text, choices))
+
+    def _close(self, run: Run, error: Exception | None = None) -> None:
+        """End an answer in whatever way; the session is free afterwards."""
+        turn, held, job = run.turn, run.held, run.job
+        self._runs.remove(run)
+        run.closed, held.run = True, None
+        held.used = time.time()
+        try:
+            turn.close()
+        except Exception as broken:
+            error = error or broken
+        held.turns += 1
+        session = _session(held)
+        reason = "error" if error is not None else str(turn.reason)
+        self._report(run, session, reason)
+        if error is not None:
+            self._fail(job, error)
+        elif not job.cancelled:
+            if (text := turn.take()) or turn.choices:
+                self._emit_text(run, text)
+            job.emit(Finished(run.index, reason, len(turn.ids), self._counters(run, session)))
+        if held.temporary:
+            self.store.delete(held)
+        if error is not None:
+            for other in [other for other in self._runs if other.job is job]:
+                self._close(other)
+
+    def _counters(self, run: Run, session: Session) -> dict[str, Any]:
+        ledger = session.memory.ledger
+        return {
+            "session_id": run.held.id,
+            "resident": ledger.rows,
+            "budget": session.config.budget,
+            "evicted": max(0, ledger.evicted_ever - run.evicted),
+            "restored": 0,
+        }
+
+    def _report(self, run: Run, session: Session, reason: str) -> None:
+        who: dict[str, Any] = {"tenant": run.job.tenant, "session": run.held.id}
+        for why, slots in (_losses(session) - Counter(run.reasons)).items():
+            self.bus.report(Evicted(**who, slots=slots, reason=why))
+        self.bus.report(
+            TurnEnded(
+                **who,
+                request=run.job.id,
+                reason=reason,
+                prompt_tokens=run.prompt_tokens,
+                cached_tokens=run.cached_tokens,
+                completion_tokens=len(run.turn.ids),
+                first_token=run.first,
+                seconds=time.monotonic() - run.job.arrival,
+                gaps=tuple(run.gaps),
+            )
+        )
+
+    def _fail(self, job: Job, error: Exception) -> None:
+        refused = api_error(error)
+        if refused.status >= 500 and not isinstance(error, ApiError):
+            _log.error("request %s failed: %s", job.id, type(error).__name__, exc_info=error)
+        self.bus.report(Refused(tenant=job.tenant, status=refused.status, code=refused.code))
+        job.emit(Failed(refused))
+        job.cancelled = True
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def _finish(self) -> bool:
+        """Whether everything is done after :meth:`stop`."""
+        late = self._stopping is not None and time.monotonic() > self._stopping
+        if (self._runs or self._jobs) and not late:
+            return False
+        for run in list(self._runs):
+            self._close(run, ApiError(503, "shutting_down", "the server is shutting down"))
+        for held in self.store:
+            if held.session is None:
+                continue
+            try:
+                self.store.park(held)
+            except Exception as error:
+                _log.error("a session could not be saved: %s", api_error(error).code)
+        with self._wake:
+            calls, self._calls = self._calls, deque()
+        for _, future in calls:
+            future.cancel()
+        return True
+
+
+def _session(held: Held) -> Session:
+    if held.session is None:
+        raise ApiError(500, "internal_error", "a parked session was used")
+    return held.session
+
+
+def _losses(session: Session) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for span in session.memory.ledger.spans:
+        total.update(span.evicted)
+    return total
