@@ -82,3 +82,7 @@ class UnknownSpanError(TenureError, KeyError):
 
 class IntegrityError(TenureError):
     """An invariant of the cache or the ledger does not hold: a bug in Tenure, never bad input."""
+
+
+class TierError(TenureError):
+    """A store of evicted spans gave no answer, or a wrong one. Costs a session a miss, never its life."""

@@ -1,9 +1,9 @@
 """Files that are whole or not there: a write never shows a half-written file under its name.
 
 A file is written in a temporary folder beside its name, flushed to the disk, and renamed; the rename is flushed with
-the folder. A process that is killed on the way leaves the old file and a temporary folder, which the next write or
-start-up removes. A temporary folder is locked while it is in use, so that one that is still at work is told from one that
-was left behind.
+the folder. A process that is killed on the way leaves the old file and a temporary folder, which :func:`remove_parts`
+takes away at the next start. A temporary folder is locked while it is in use, so that one that is still at work is
+told from one that was left behind.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
     Raises:
         OSError: or whatever ``write`` raises; the older file is as it was.
     """
-    remove_parts(path.parent)
     with _part(path.parent) as folder:
         part = folder / "new"
         write(part)

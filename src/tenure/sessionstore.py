@@ -41,6 +41,7 @@ def save(session: Session, path: str | Path) -> int:
     metadata, tensors = pack(session)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        remove_parts(path.parent)
         # The safetensors library reports a failed write with an error of its own.
         replace_file(path, lambda part: _written(save_file, tensors, part, metadata))
         return path.stat().st_size

@@ -1,0 +1,186 @@
+"""Entries as files of one folder, which several processes and later ones may share."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import ClassVar
+from urllib.parse import quote, unquote
+
+import numpy as np
+
+from tenure.errors import ConfigError, TierError
+from tenure.files import remove_parts, replace_file
+from tenure.tiers.base import Entry, Tier
+from tenure.tiers.blob import (
+    PREFIX_BYTES,
+    Blob,
+    BrokenError,
+    body_length,
+    check_part,
+    header_length,
+    read_header,
+)
+from tenure.tiers.spec import TierSpec
+
+_ENDING = ".tier"
+
+
+class DiskTier(Tier):
+    """A folder of files, each whole or not there. Reading a file makes it the most recently used.
+
+    Args:
+        spec: its options; ``where`` is the folder, made if it is missing.
+    """
+
+    kind: ClassVar[str] = "disk"
+
+    def __init__(self, spec: TierSpec) -> None:
+        super().__init__(spec)
+        self.folder = Path(spec.where)
+        self._sizes: OrderedDict[str, int] = OrderedDict()
+        """Files by key, the least recently used first."""
+        self._lock = threading.Lock()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.collect()
+        except (OSError, TierError) as error:
+            raise ConfigError(
+                f"the folder {spec.where} cannot be used: {error}",
+                option="tiers",
+                way_out="Give a folder that can be written",
+            ) from error
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files that are known."""
+        with self._lock:
+            return sum(self._sizes.values())
+
+    def write(self, key: str, blob: Blob) -> None:
+        """See :class:`Tier`."""
+        path = self._path(key)
+        prefix = blob.prefix()
+
+        def fill(part: Path) -> None:
+            with part.open("wb", buffering=0) as file:
+                for data in (memoryview(prefix), blob.body.data):
+                    _write_all(file.fileno(), data)
+
+        try:
+            replace_file(path, fill)
+        except OSError as error:
+            raise TierError(f"{path}: {error.strerror or error}", option=self.name) from error
+        with self._lock:
+            self._sizes[key] = len(prefix) + blob.nbytes
+            self._sizes.move_to_end(key)
+
+    def read(self, key: str) -> Blob | None:
+        """See :class:`Tier`."""
+        path = self._path(key)
+        try:
+            with path.open("rb", buffering=0) as file:
+                prefix = file.read(PREFIX_BYTES)
+                header = read_header(prefix + file.read(header_length(prefix)))
+                body = np.empty(body_length(header), np.uint8)
+                blob = Blob(header, body)
+                for number, (start, stop) in enumerate(blob.ranges):
+                    _read_all(file.fileno(), body[start:stop].data)
+                    check_part(header, number, body[start:stop])
+            os.utime(path)
+        except FileNotFoundError:
+            self._lose(key)
+            return None
+        except OSError as error:
+            raise TierError(f"{path}: {error.strerror or error}", option=self.name) from error
+        except BrokenError:
+            self.delete([key])
+            raise
+        with self._lock:
+            self._sizes.setdefault(key, PREFIX_BYTES + blob.nbytes)
+            self._sizes.move_to_end(key)
+        return blob
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """See :class:`Tier`."""
+        for key in keys:
+            self._lose(key)
+            try:
+                self._path(key).unlink(missing_ok=True)
+            except OSError as error:
+                raise TierError(f"{key}: {error.strerror or error}", option=self.name) from error
+
+    def has(self, key: str) -> bool:
+        """See :class:`Tier`."""
+        with self._lock:
+            return key in self._sizes
+
+    def expect(self, keys: Iterable[str]) -> None:
+        """See :class:`Tier`."""
+        for key in keys:
+            with suppress(OSError):
+                size = self._path(key).stat().st_size
+                with self._lock:
+                    self._sizes[key] = size
+
+    def entries(self) -> list[Entry]:
+        """See :class:`Tier`."""
+        now, found = time.time(), []
+        try:
+            for path in self.folder.glob(f"*{_ENDING}"):
+                with suppress(FileNotFoundError):  # another process has removed it
+                    known = path.stat()
+                    key = unquote(path.name.removesuffix(_ENDING))
+                    found.append(Entry(key, known.st_size, max(0.0, now - known.st_mtime)))
+        except OSError as error:
+            raise TierError(str(error), option=self.name) from error
+        return sorted(found, key=lambda entry: -entry.age)
+
+    def collect(self) -> int:
+        """See :class:`Tier`. Files of other processes become known."""
+        count = remove_parts(self.folder)
+        entries = self.entries()
+        ttl = self.spec.ttl
+        old = [entry.key for entry in entries if ttl is not None and entry.age > ttl]
+        self.delete(old)
+        with self._lock:
+            self._sizes = OrderedDict(
+                (entry.key, entry.nbytes) for entry in entries if ttl is None or entry.age <= ttl
+            )
+        return count + len(old)
+
+    def overflow(self) -> list[str]:
+        """See :class:`Tier`."""
+        over, keys = self.nbytes - (self.spec.capacity or 0), []
+        with self._lock:
+            for key, size in self._sizes.items():
+                if over <= 0:
+                    break
+                keys.append(key)
+                over -= size
+        return keys
+
+    def _lose(self, key: str) -> None:
+        with self._lock:
+            self._sizes.pop(key, None)
+
+    def _path(self, key: str) -> Path:
+        return self.folder / (quote(key, safe="") + _ENDING)
+
+
+def _write_all(number: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(number, data) :]
+
+
+def _read_all(number: int, out: memoryview) -> None:
+    while out:
+        count = os.readv(number, [out])
+        if not count:
+            raise BrokenError("the file ends too early")
+        out = out[count:]

@@ -1,0 +1,283 @@
+"""The tiers of an engine as one store: whole spans go down when a tier is full and come up when they are asked for.
+
+Records are put into host memory. What host memory cannot hold is written to the next tier in the background, what that
+cannot hold moves on to the one below. A record is found again wherever it is, on its way down too. What was read from
+below is kept in host memory; its copy below stays, so that it can leave host memory again without being written.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as TimeOut
+from functools import partial
+from typing import Any
+
+from tenure.errors import ConfigError
+from tenure.tiers.base import Counters, Tier
+from tenure.tiers.blob import Blob, BrokenError
+from tenure.tiers.codec import decode, encode
+from tenure.tiers.disk import DiskTier
+from tenure.tiers.host import HostTier
+from tenure.tiers.record import SpanRecord
+from tenure.tiers.spec import TierSpec, parse_tiers
+from tenure.tiers.store import Store
+from tenure.tiers.valkey import ValkeyTier
+
+_ON_THE_WAY = 256 << 20
+"""Bytes that may wait to be written; a store that is slower than the session loses what is over it."""
+
+
+class TierStack:
+    """Host memory and the stores below it. Safe for several threads.
+
+    Args:
+        specs: from the fastest to the slowest, host memory first.
+        fingerprint: digest of what keys and values are bound to.
+    """
+
+    def __init__(self, specs: Sequence[TierSpec], fingerprint: str) -> None:
+        self.fingerprint = fingerprint
+        self.counters = Counters()
+        self.host = HostTier(specs[0])
+        self.stores = [Store(_tier(spec)) for spec in specs[1:]]
+        self._lock = threading.Lock()
+        self._leaving: dict[str, SpanRecord] = {}
+        """Records that left host memory and are not written yet."""
+        self._coming: dict[str, Future[SpanRecord | None]] = {}
+        self._holders: Counter[str] = Counter()
+        """How many archives know a key."""
+        self._kept: set[str] = set()
+        """Keys that a saved session names."""
+
+    @classmethod
+    def of(cls, texts: Iterable[str], fingerprint: str) -> TierStack:
+        """Tiers as options name them.
+
+        Raises:
+            ConfigError: one cannot be used.
+        """
+        specs = parse_tiers(texts)
+        if not specs:
+            raise ConfigError("no tier is named", option="tiers", way_out="Give host:1GiB for example")
+        return cls(specs, fingerprint)
+
+    # -- records ---------------------------------------------------------------------------------
+
+    def put(self, key: str, record: SpanRecord) -> None:
+        """Take a record; what has to leave host memory for it is written in the background."""
+        self.counters.add("put")
+        self._admit(key, record)
+
+    def get(self, key: str) -> SpanRecord | None:
+        """A record, after a wait for a store's time-out at most; None if it is lost or late."""
+        record = self._here(key)
+        if record is not None:
+            self.counters.add("hits")
+            return record
+        coming = self._fetch(key)
+        if coming is not None:
+            start = time.monotonic()
+            try:
+                record = coming.result(self._patience)
+            except TimeOut:
+                self.counters.add("timeouts")
+                for store in self.stores:
+                    if store.tier.has(key):
+                        store.breaker.failed("time-out")
+                        break
+            self.counters.add("waited ms", round(1e3 * (time.monotonic() - start)))
+        self.counters.add("misses" if record is None else "hits")
+        return record
+
+    def prefetch(self, keys: Iterable[str]) -> None:
+        """Have records read into host memory in the background."""
+        for key in keys:
+            if self._here(key) is None and self._fetch(key) is not None:
+                self.counters.add("prefetched")
+
+    def hold(self, keys: Iterable[str]) -> None:
+        """One more archive knows these keys."""
+        with self._lock:
+            self._holders.update(keys)
+
+    def keep(self, keys: Iterable[str]) -> None:
+        """Leave these in the stores when no archive knows them any more: a later process will."""
+        with self._lock:
+            self._kept.update(keys)
+
+    def expect(self, keys: Iterable[str]) -> None:
+        """These may be in a store, from an earlier process."""
+        keys = list(keys)
+        for store in self.stores:
+            store.tier.expect(keys)
+
+    def release(self, keys: Iterable[str]) -> None:
+        """One archive fewer knows these keys; what none knows is removed everywhere."""
+        gone = []
+        with self._lock:
+            for key in keys:
+                self._holders[key] -= 1
+                if self._holders[key] <= 0:
+                    del self._holders[key]
+                    self._leaving.pop(key, None)
+                    gone.append(key)
+            stale = [key for key in gone if key not in self._kept]
+        for key in gone:
+            self.host.pop(key)
+        for store in self.stores:
+            here = [key for key in stale if store.tier.has(key)]
+            if here and store.later(partial(store.delete, here)) is None and not store.closed:
+                store.delete(here)
+
+    def stored(self, key: str) -> bool:
+        """Whether a store has the record that outlives this process."""
+        return any(store.tier.has(key) for store in self.stores)
+
+    # -- other entries ---------------------------------------------------------------------------
+
+    @property
+    def last(self) -> Store | None:
+        """The tier that is shared most widely: where named sessions are saved."""
+        return self.stores[-1] if self.stores else None
+
+    # -- all of it -------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and sizes: of the stack, and of each tier."""
+        tiers = [
+            {
+                "tier": self.host.name,
+                "entries": len(self.host),
+                "nbytes": self.host.nbytes,
+                "capacity": self.host.spec.capacity,
+                **self.host.counters.to_json(),
+            }
+        ]
+        for store in self.stores:
+            tier = store.tier
+            known = {"nbytes": tier.nbytes} if isinstance(tier, DiskTier) else {}
+            tiers.append(
+                {"tier": tier.name, **known, "capacity": tier.spec.capacity, **tier.counters.to_json()}
+            )
+        return {**self.counters.to_json(), "tiers": tiers}
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything that is on its way down has arrived or was given up."""
+        for store in self.stores:
+            done = store.later(lambda: None)
+            if done is not None:
+                done.result(timeout)
+
+    def close(self) -> None:
+        """Finish what is under way, remove what no saved session names, and give everything up."""
+        with self._lock:
+            stale = [key for key in self._holders if key not in self._kept]
+            self._holders.clear()
+            self._leaving.clear()
+        for store in self.stores:
+            if not store.closed:
+                store.delete([key for key in stale if store.tier.has(key)])
+                store.close()
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    @property
+    def _patience(self) -> float:
+        return max((store.tier.spec.timeout for store in self.stores), default=0.0)
+
+    def _here(self, key: str) -> SpanRecord | None:
+        with self._lock:
+            leaving = self._leaving.get(key)
+        return leaving or self.host.get(key)
+
+    def _admit(self, key: str, record: SpanRecord) -> None:
+        for old, gone in self.host.put(key, record):
+            self.host.counters.add("demoted")
+            self._demote(old, gone)
+
+    def _demote(self, key: str, record: SpanRecord) -> None:
+        if self.stored(key):
+            return
+        with self._lock:
+            waiting = sum(one.nbytes for one in self._leaving.values())
+            if not self.stores or (waiting and waiting + record.nbytes > _ON_THE_WAY):
+                self.counters.add("lost")
+                return
+            self._leaving[key] = record
+        self.stores[0].later(partial(self._write, key))
+
+    def _write(self, key: str) -> None:
+        """Write a record that left host memory to the first store that takes it."""
+        with self._lock:
+            record = self._leaving.get(key)
+        if record is None:
+            return  # nobody knows it any more
+        try:
+            done = any(
+                store.write(key, encode(key, record, self.fingerprint, store.tier.spec.codec))
+                for store in self.stores
+            )
+        finally:
+            with self._lock:
+                self._leaving.pop(key, None)
+        if not done:
+            self.counters.add("lost")
+        self._make_room()
+
+    def _make_room(self) -> None:
+        for number, store in enumerate(self.stores):
+            for key in store.tier.overflow():
+                below = self.stores[number + 1 : number + 2]
+                blob = store.read(key) if below and not below[0].tier.has(key) else None
+                moved = blob is not None and below[0].write(key, blob)
+                store.tier.counters.add("demoted" if moved else "evicted")
+                store.delete([key])
+            store.tidy()
+
+    def _fetch(self, key: str) -> Future[SpanRecord | None] | None:
+        """The read of a record, under way or new; None where no store can have it."""
+        with self._lock:
+            coming = self._coming.get(key)
+        if coming is not None:
+            return coming
+        first = next((store for store in self.stores if store.tier.has(key)), None)
+        if first is None or first.breaker.resting:
+            return None
+        new = first.reading(partial(self._read, key))
+        if new is None:
+            return None
+        with self._lock:
+            self._coming[key] = new
+        new.add_done_callback(lambda _: self._arrived(key))
+        return new
+
+    def _arrived(self, key: str) -> None:
+        with self._lock:
+            self._coming.pop(key, None)
+
+    def _read(self, key: str) -> SpanRecord | None:
+        for store in self.stores:
+            if not store.tier.has(key):
+                continue
+            blob = store.read(key)
+            record = None if blob is None else self._decode(store, key, blob)
+            store.tier.counters.add("misses" if record is None else "hits")
+            if record is not None:
+                self._admit(key, record)
+                return record
+        return None
+
+    def _decode(self, store: Store, key: str, blob: Blob) -> SpanRecord | None:
+        try:
+            return decode(blob, key, self.fingerprint)
+        except BrokenError:
+            store.tier.counters.add("broken")
+            return None
+
+
+def _tier(spec: TierSpec) -> Tier:
+    return DiskTier(spec) if spec.kind == "disk" else ValkeyTier(spec)

@@ -1,0 +1,112 @@
+"""A tier behind threads of its own: a store that stalls keeps nobody waiting longer than its time-out.
+
+Writes are done one after the other by one thread, reads by a few. Whoever waits for a read gives up after the tier's
+time-out and takes it for a miss; the breaker then keeps further ones away.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from tenure.errors import TierError
+from tenure.tiers.base import Tier
+from tenure.tiers.blob import Blob, BrokenError
+from tenure.tiers.breaker import Breaker
+
+T = TypeVar("T")
+
+_READERS = 4
+_TIDY = 600.0
+"""Seconds between two looks for what has expired."""
+
+
+class Store:
+    """A tier, its breaker and its threads.
+
+    Args:
+        tier: what is asked.
+    """
+
+    def __init__(self, tier: Tier) -> None:
+        self.tier = tier
+        self.breaker = Breaker(tier.name)
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix=f"tenure-{tier.kind}-write")
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix=f"tenure-{tier.kind}-read")
+        self._tidied = time.monotonic()
+        self._closed = threading.Event()
+
+    def write(self, key: str, blob: Blob) -> bool:
+        """Store an entry, in this thread. False where it was not stored; never raises for trouble of the store."""
+        done = self._ask("write", lambda: (self.tier.write(key, blob), True)[1])
+        if done:
+            self.tier.counters.add("written")
+            self.tier.counters.add("bytes written", blob.nbytes)
+        return bool(done)
+
+    def read(self, key: str) -> Blob | None:
+        """An entry, in this thread. None where there is none; never raises for trouble of the store."""
+        blob = self._ask("read", lambda: self.tier.read(key))
+        if blob is not None:
+            self.tier.counters.add("bytes read", blob.nbytes)
+        return blob
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Remove entries, in this thread."""
+        self._ask("delete", lambda: self.tier.delete(keys))
+
+    def later(self, work: Callable[[], None]) -> Future[None] | None:
+        """Have the writing thread do something; None if there is none any more."""
+        return self._submit(self._writer, work)
+
+    def reading(self, work: Callable[[], T]) -> Future[T] | None:
+        """Have a reading thread do something; None if there is none any more."""
+        return self._submit(self._readers, work)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed.is_set()
+
+    def tidy(self) -> None:
+        """Remove what has expired, now and then, in this thread."""
+        now = time.monotonic()
+        if now - self._tidied > _TIDY:
+            self._tidied = now
+            gone = self._ask("collect", self.tier.collect)
+            self.tier.counters.add("expired", gone or 0)
+
+    def close(self) -> None:
+        """Finish what was begun, drop what was not, and close the tier."""
+        self._closed.set()
+        for pool in (self._writer, self._readers):
+            pool.shutdown(wait=True, cancel_futures=True)
+        self.tier.close()
+
+    def _submit(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> Future[T] | None:
+        if self.closed:
+            return None
+        try:
+            return pool.submit(work)
+        except RuntimeError:  # the interpreter is about to end
+            return None
+
+    def _ask(self, what: str, call: Callable[[], T]) -> T | None:
+        counters = self.tier.counters
+        if not self.breaker.admits():
+            counters.add("skipped")
+            return None
+        try:
+            answer = call()
+        except BrokenError:
+            counters.add("broken")
+            return None
+        except TierError as error:
+            counters.add(f"{what} errors")
+            self.breaker.failed(error.cause)
+            return None
+        self.breaker.worked()
+        return answer
