@@ -29,6 +29,20 @@ class Capture:
         """Logical index before which everything was captured."""
         self._parts: list[SpanRecord] = []
 
+    @property
+    def parts(self) -> list[SpanRecord]:
+        """Rows that wait for the rest of their span."""
+        return list(self._parts)
+
+    def resume(self, upto: int, parts: list[SpanRecord]) -> None:
+        """Go on from where a saved session stopped.
+
+        Args:
+            upto: see the attribute.
+            parts: see the property.
+        """
+        self.upto, self._parts = upto, parts
+
     def take(self, ledger: Ledger, rows: RowSegment, ids: array[int]) -> None:
         """Copy the rows that were not captured yet, and archive the spans that are complete with them.
 

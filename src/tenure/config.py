@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from tenure.errors import ConfigError
+from tenure.tiers.spec import parse_tiers
 
 Granularity = Literal["session", "layer"]
 
@@ -31,6 +32,8 @@ class EngineConfig:
             (CPU only, needs a C compiler).
         rotate: ``copy`` keeps a rotated copy of the keys beside the raw ones (fast decode, half again the
             memory), ``read`` rotates whenever keys are read.
+        tiers: where spans that leave the cache are kept, from the fastest to the slowest: ``host:SIZE``,
+            ``disk:PATH:SIZE``, ``valkey:SIZE`` or the URL of a Valkey or Redis server. None loses what is evicted.
     """
 
     dtype: str = "auto"
@@ -39,6 +42,7 @@ class EngineConfig:
     executor: Literal["auto", "fused", "transformers"] = "auto"
     weights: Literal["auto", "int8"] = "auto"
     rotate: Literal["copy", "read"] = "copy"
+    tiers: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, ("auto", "bf16", "fp16", "fp32"))
@@ -49,6 +53,8 @@ class EngineConfig:
                 "int8 runs on the fused executor only", option="weights", way_out="Use executor 'auto'"
             )
         _one_of("rotate", self.rotate, ("copy", "read"))
+        parse_tiers(self.tiers)
+        object.__setattr__(self, "tiers", tuple(self.tiers))
         _whole("threads", self.threads, optional=True)
         if self.threads is not None and self.threads < 1:
             raise ConfigError(

@@ -7,6 +7,7 @@ tokens. Linear layers see one matrix; attention looks at each session's own segm
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -27,6 +28,8 @@ from tenure.memory import Device
 from tenure.models.adapter import Adapter
 from tenure.plan import Plan
 from tenure.session import Session
+from tenure.tiers.archive import SpanArchive
+from tenure.tiers.stack import TierStack
 from tenure.transcript import Transcript
 
 if TYPE_CHECKING:
@@ -68,6 +71,11 @@ class Engine:
         self._transcripts: dict[str, Transcript] = {}
         self._weights = weights_digest(model)  # of what was loaded: the adapter may give parts of it up
         self.adapter = Adapter.attach(model, executor=self.config.executor, weights=self.config.weights)
+        self.tiers: TierStack | None = None
+        """Where evicted spans live, for all sessions; None where none is configured."""
+        if self.config.tiers:
+            self.tiers = TierStack.of(self.config.tiers, self.fingerprint.digest)
+            weakref.finalize(self, self.tiers.close)
         layout = self.adapter.layout
         self.kernels = kernels_for(layout.device)
         self.device = Device(
@@ -178,7 +186,7 @@ class Engine:
             plan: steps of the agent's work and what they read; may also grow while the session runs.
             tools: see :meth:`transcript`.
             template_options: see :meth:`transcript`.
-            archive: where evicted spans can be fetched from again; None loses them.
+            archive: where evicted spans can be fetched from again; by default the engine's tiers.
             options: fields of :class:`SessionConfig` that replace those of ``config``.
 
         Raises:
@@ -191,6 +199,8 @@ class Engine:
         except TypeError as error:
             raise ConfigError(str(error), option="session") from error
         self._check_slab(config)
+        if archive is None and self.tiers is not None and config.budget is not None:
+            archive = SpanArchive(self.tiers)
         transcript = self.transcript(tools=tools, template_options=template_options)
         return Session(self, config, Plan() if plan is None else plan, transcript, archive)
 

@@ -31,6 +31,7 @@ from tenure.plan import Plan
 from tenure.policies import Policy, View, make_policy, select
 from tenure.positions import position_map
 from tenure.spans import Span
+from tenure.tiers.prefetch import prefetch
 from tenure.tiers.record import Archive, SpanRecord
 
 POISON = os.environ.get("TENURE_POISON") == "1"
@@ -96,6 +97,11 @@ class Memory:
     def archive(self) -> Archive | None:
         """Where whole spans are put before they can be evicted."""
         return None if self._capture is None else self._capture.archive
+
+    @property
+    def capture(self) -> Capture | None:
+        """What puts them there; None without an archive."""
+        return self._capture
 
     @property
     def row_budget(self) -> int | None:
@@ -329,7 +335,9 @@ class Memory:
         if archive is None:
             return back
         self._take()
-        for span_id in dict.fromkeys(span_ids):
+        span_ids = list(dict.fromkeys(span_ids))
+        prefetch(self, span_ids)  # all of them are read at the same time
+        for span_id in span_ids:
             if span_id not in ledger.spans:
                 continue
             span = ledger.spans.get(span_id)
@@ -470,8 +478,9 @@ class Memory:
         return copy
 
     def free(self) -> None:
-        """Give the slab back; ids and ledger can still be read."""
+        """Give slab and archive back; ids and ledger can still be read."""
         self.drop_backlog()
+        self._capture = None
         self.rows.free()
         self.frozen = Frozen()
 

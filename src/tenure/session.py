@@ -24,6 +24,7 @@ from tenure.regions import Region
 from tenure.report import SessionStats, SpanReport, session_stats, span_report
 from tenure.sampling import SamplingOptions, sampling_options
 from tenure.spans import Pin, Span, check_span_id
+from tenure.tiers.prefetch import prefetch_next
 from tenure.tiers.record import Archive
 from tenure.transcript import Message, Piece, State, Transcript
 from tenure.turn import Turn
@@ -294,6 +295,7 @@ class Session:
             span = self._new_span(None, Region.ASSISTANT, "assistant", None)  # the template writes no header
         if not self.memory.waiting and self.logits is None:
             self.memory.retake_last()  # a rollback has left the last token without its logits
+        prefetch_next(self.memory)
         self._turn = turn = Turn(self, span, len(self.memory.ids) + self.memory.waiting, checked)
         try:
             if not self.memory.waiting and self.logits is not None:

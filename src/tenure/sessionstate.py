@@ -23,6 +23,7 @@ from tenure.plan import Plan
 from tenure.regions import Region
 from tenure.skeleton import Entry, Node, State
 from tenure.spans import Span
+from tenure.tiers.portable import archive_json, fill_archive
 from tenure.transcript import Transcript
 
 if TYPE_CHECKING:
@@ -60,9 +61,7 @@ def describe(session: Session) -> tuple[dict[str, Any], dict[str, Tensor]]:
     }
     state["nodes"] = nodes.to_json()
     tensors = {
-        "ids": torch.frombuffer(memory.ids, dtype=torch.int32)
-        if memory.ids
-        else torch.empty(0, dtype=torch.int32),
+        "ids": torch.tensor(memory.ids, dtype=torch.int64).to(torch.int32),
         "keys": memory.rows.raw[:, :, :rows],
         "values": memory.rows.values[:, :, :rows],
     }
@@ -74,6 +73,7 @@ def describe(session: Session) -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors |= {"odd": odd[0], "odd.rotated": odd[1]}
     if session.logits is not None:
         tensors["logits"] = session.logits
+    state["archive"] = archive_json(memory, tensors)
     return state, {name: one.cpu().contiguous() for name, one in tensors.items()}
 
 
@@ -105,6 +105,7 @@ def rebuild(engine: Engine, state: Mapping[str, Any], tensors: Mapping[str, Tens
     odd = (tensors["odd"], tensors["odd.rotated"]) if "odd" in tensors else None
     memory.rows.fill(tensors["keys"], tensors["values"], odd)
     _fill_backlog(memory, state["backlog"])
+    fill_archive(memory, state["archive"], tensors)
     session.logits = tensors["logits"].to(engine.layout.device) if "logits" in tensors else None
     session._step, session._unnamed = state["step"], state["unnamed"]
     nodes = _read_nodes(state["nodes"])

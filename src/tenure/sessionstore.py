@@ -20,6 +20,7 @@ from tenure.errors import ConfigError, IntegrityError, SaveError
 from tenure.files import remove_parts, replace_file
 from tenure.fingerprint import FORMAT, Fingerprint
 from tenure.sessionstate import describe, rebuild
+from tenure.tiers.blob import checksum
 
 if TYPE_CHECKING:
     from tenure.engine import Engine
@@ -142,7 +143,6 @@ def _written(save_file: Any, tensors: dict[str, Tensor], part: Path, metadata: d
 def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
     known = blake2b(text.encode(), digest_size=16)
     for name, one in sorted(tensors.items()):
-        known.update(f"{name} {tuple(one.shape)} {one.dtype}\0".encode())
-        if one.numel():
-            known.update(one.reshape(-1).view(torch.uint8).numpy().data)
+        numbers = checksum(one.reshape(-1).view(torch.uint8).numpy()) if one.numel() else ""
+        known.update(f"{name} {tuple(one.shape)} {one.dtype} {numbers}\0".encode())
     return known.hexdigest()

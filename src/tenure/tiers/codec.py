@@ -21,6 +21,7 @@ from torch import Tensor
 from tenure.errors import ConfigError
 from tenure.tiers.blob import Blob, BrokenError, Bytes
 from tenure.tiers.record import SpanRecord
+from tenure.tiers.spec import CODECS
 
 VERSION = 1
 """Of the layout of span entries."""
@@ -83,6 +84,8 @@ def decode(blob: Blob, key: str, fingerprint: str) -> SpanRecord:
     for name, value in wanted.items():
         if header.get(name) != value:
             raise BrokenError(f"its {name} is {header.get(name)!r}, not {value!r}")
+    if header.get("codec") not in CODECS:
+        raise BrokenError(f"its codec {header.get('codec')!r} is not known")
     try:
         return _decode(blob, header)
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -71,3 +71,14 @@ class Archive(Protocol):
 
     def fork(self) -> Archive:
         """An archive for a fork of the session: knows the same spans, and what it forgets the other keeps."""
+
+
+@runtime_checkable
+class Portable(Protocol):
+    """An archive that a saved session can take along."""
+
+    def describe(self) -> tuple[dict[str, str], list[SpanRecord]]:
+        """Keys of the spans that outlive the process, by span id, and the records of all others."""
+
+    def adopt(self, keys: Mapping[str, str]) -> None:
+        """Know spans that an earlier process has left under these keys."""

@@ -1,0 +1,54 @@
+"""How tiers are written."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tenure import EngineConfig
+from tenure.errors import ConfigError
+from tenure.tiers.spec import parse_tier, parse_tiers
+
+G = 1 << 30
+
+
+def test_each_kind():
+    assert parse_tier("host:2GiB").capacity == 2 * G
+    disk = parse_tier("disk:/data/a:b:1.5G?ttl=12h&codec=zstd")
+    assert (disk.where, disk.capacity, disk.ttl, disk.codec) == ("/data/a:b", 3 * G // 2, 43200, "zstd")
+    assert parse_tier("disk:~/x:1KB").where == str(Path.home() / "x")
+    own = parse_tier("valkey:512M")
+    assert (own.kind, own.where, own.capacity) == ("valkey", "", 512 << 20)
+    url = parse_tier("redis://user:secret@cache:6380/2?timeout=0.2&ttl=30m&client_name=x")
+    assert url.where == "redis://user:secret@cache:6380/2?client_name=x"
+    assert (url.timeout, url.ttl, url.capacity) == (0.2, 1800, None)
+
+
+def test_host_memory_comes_first_named_or_not(tmp_path):
+    assert parse_tiers(()) == ()
+    assert [spec.kind for spec in parse_tiers([f"disk:{tmp_path}:1M"])] == ["host", "disk"]
+    with pytest.raises(ConfigError, match="first"):
+        parse_tiers([f"disk:{tmp_path}:1M", "host:1M"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "host:0", "host:x", "disk", "disk:", "disk:/a", "disk::1M", "tape:/a:1M", "host:1M?codec=gzip"]
+    + ["host:1M?ttl=soon", "disk:/a:1M?ttl=0", "disk:/a:1M?compress=1", "host:-1M", 7],
+)
+def test_what_cannot_be_read_is_refused_with_the_option(text):
+    with pytest.raises(ConfigError, match="tiers"):
+        EngineConfig(tiers=(text,))
+
+
+def test_one_text_is_not_a_list():
+    with pytest.raises(ConfigError, match="list"):
+        EngineConfig(tiers="host:1M")
+
+
+def test_reading_options_does_not_import_torch():
+    code = "import sys, tenure.config, tenure.tiers.spec; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
