@@ -8,7 +8,9 @@ from tenure.tiers.record import SpanRecord
 from tests.conftest import random_ids
 
 
-def record(span="a", *, tokens=9, layers=3, heads=2, dim=8, groups=None, dtype=torch.float32, seed=0, start=7):
+def record(
+    span="a", *, tokens=9, layers=3, heads=2, dim=8, groups=None, dtype=torch.float32, seed=0, start=7
+):
     """A span's record; one seed gives one set of numbers."""
     draw = torch.Generator().manual_seed(seed)
     shape = (layers, heads, tokens, dim)

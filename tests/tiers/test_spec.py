@@ -36,8 +36,10 @@ def test_host_memory_comes_first_named_or_not(tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "host:0", "host:x", "disk", "disk:", "disk:/a", "disk::1M", "tape:/a:1M", "host:1M?codec=gzip"]
-    + ["host:1M?ttl=soon", "disk:/a:1M?ttl=0", "disk:/a:1M?compress=1", "host:-1M", 7],
+    [
+        *("", "host:0", "host:x", "host:-1M", "host:1M?codec=gzip", "host:1M?ttl=soon", 7, "tape:/a:1M"),
+        *("disk", "disk:", "disk:/a", "disk::1M", "disk:/a:1M?ttl=0", "disk:/a:1M?compress=1"),
+    ],
 )
 def test_what_cannot_be_read_is_refused_with_the_option(text):
     with pytest.raises(ConfigError, match="tiers"):

@@ -1,0 +1,285 @@
+"""The tiers together: capacities, the way down and up, forks, and stores that stall."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import time
+
+import pytest
+
+from tenure.errors import TierError
+from tenure.tiers.archive import SpanArchive
+from tenure.tiers.record import Portable
+from tenure.tiers.spec import TierSpec
+from tenure.tiers.stack import TierStack
+from tests.tiers.records import record, same
+
+SIZE = record().nbytes
+
+
+@pytest.fixture
+def stack(tmp_path):
+    """``stack(host=2, disk=3, valkey=True)``: room for so many records."""
+    made = []
+
+    def make(*, host=2, disk=None, valkey=False, ttl=None, timeout=1.0, codec="raw", folder="spans"):
+        specs = [TierSpec(kind="host", capacity=host * SIZE)]
+        if disk is not None:
+            room = disk * (SIZE + 1200)  # an entry's header comes on top
+            where = str(tmp_path / folder)
+            specs.append(
+                TierSpec(kind="disk", where=where, capacity=room, ttl=ttl, timeout=timeout, codec=codec)
+            )
+        if valkey:
+            specs.append(TierSpec(kind="valkey", ttl=ttl, timeout=timeout))
+        made.append(TierStack(specs, "fingerprint"))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def files(tmp_path):
+    return sorted(path.name for path in (tmp_path / "spans").iterdir())
+
+
+def counts(stack, place=None):
+    found = stack.stats()
+    return found if place is None else found["tiers"][place]
+
+
+def test_host_alone_loses_the_least_recently_used(stack):
+    one = stack(host=2)
+    records = [record(seed=seed) for seed in range(3)]
+    one.put("0", records[0])
+    one.put("1", records[1])
+    assert one.get("0") is records[0]
+    one.put("2", records[2])
+    assert one.get("1") is None
+    assert one.get("0") is records[0]
+    assert one.get("2") is records[2]
+    assert one.host.nbytes == 2 * SIZE
+    assert (counts(one)["hits"], counts(one)["misses"], counts(one)["lost"]) == (3, 1, 1)
+
+
+def test_down_to_disk_and_valkey_and_up_again(stack, tmp_path):
+    one = stack(host=2, disk=3, valkey=True)
+    records = {str(seed): record(seed=seed) for seed in range(10)}
+    for key, each in records.items():
+        one.put(key, each)
+        one.flush()
+    assert len(one.host) == 2
+    assert files(tmp_path) == ["5.tier", "6.tier", "7.tier"]
+    valkey = one.stores[1].tier
+    assert {entry.key for entry in valkey.entries()} == {"0", "1", "2", "3", "4"}
+    for key in ("7", "0", "3", "9", "5", "8", "1"):
+        assert same(one.get(key), records[key]), key
+    one.flush()
+    assert "lost" not in counts(one)
+    assert counts(one)["hits"] == 7
+
+
+def test_what_came_up_leaves_again_without_being_written(stack, tmp_path):
+    one = stack(host=1, disk=9)
+    for seed in range(3):
+        one.put(str(seed), record(seed=seed))
+        one.flush()
+    written = counts(one, 1)["written"]
+    for key in ("0", "1", "0", "1"):
+        assert one.get(key) is not None
+        one.flush()
+    assert counts(one, 1)["written"] == written + 1, "only 2, which had never been below"
+
+
+def test_a_record_on_its_way_down_is_found(stack, monkeypatch):
+    one = stack(host=1, disk=9)
+    go = threading.Event()
+    real = one.stores[0].tier.write
+    monkeypatch.setattr(one.stores[0].tier, "write", lambda key, blob: (go.wait(5), real(key, blob)))
+    records = [record(seed=seed) for seed in range(4)]
+    for number, each in enumerate(records):
+        one.put(str(number), each)
+    assert all(one.get(str(number)) is each for number, each in enumerate(records))
+    go.set()
+    one.flush()
+    assert all(same(one.get(str(number)), each) for number, each in enumerate(records))
+
+
+def test_a_record_larger_than_host_memory_goes_down_at_once(stack):
+    one = stack(host=1, disk=99)
+    large = record(tokens=90)
+    one.put("large", large)
+    assert one.get("large") is large or same(one.get("large"), large)
+    one.flush()
+    assert same(one.get("large"), large)
+    assert one.host.nbytes == 0
+
+
+@pytest.mark.parametrize("codec", ["raw", "zstd"])
+def test_a_broken_entry_is_a_miss_that_is_counted_apart(stack, tmp_path, codec):
+    one = stack(host=1, disk=9, codec=codec)
+    for seed in range(3):
+        one.put(str(seed), record(seed=seed))
+    one.flush()
+    path = tmp_path / "spans" / "0.tier"
+    data = bytearray(path.read_bytes())
+    data[-200] ^= 1
+    path.write_bytes(data)
+    assert one.get("0") is None
+    assert one.get("1") is not None
+    assert (counts(one, 1)["broken"], counts(one)["misses"]) == (1, 1)
+
+
+def test_records_of_another_model_are_refused(stack, tmp_path):
+    one = stack(host=1, disk=9)
+    for seed in range(2):
+        one.put(str(seed), record(seed=seed))
+    one.flush()
+    other = stack(host=1, disk=9)
+    other.fingerprint = "another model"
+    other.expect(["0"])
+    assert other.get("0") is None
+    assert counts(other, 1)["broken"] == 1
+
+
+def test_reading_ahead_brings_it_into_host_memory(stack):
+    one = stack(host=2, disk=9)
+    for seed in range(5):
+        one.put(str(seed), record(seed=seed))
+    one.flush()
+    one.prefetch(["0", "1", "nothing"])
+    for _ in range(200):
+        if one.host.get("0") and one.host.get("1"):
+            break
+        time.sleep(0.01)
+    waited = counts(one).get("waited ms", 0)
+    assert same(one.get("0"), record(seed=0))
+    assert same(one.get("1"), record(seed=1))
+    assert counts(one).get("waited ms", 0) == waited
+    assert counts(one)["prefetched"] == 2
+
+
+def test_a_store_that_stalls_costs_one_time_out_and_a_warning(stack, monkeypatch, caplog):
+    one = stack(host=1, disk=9, timeout=0.2)
+    for seed in range(5):
+        one.put(str(seed), record(seed=seed))
+    one.flush()
+    go = threading.Event()
+    real = one.stores[0].tier.read
+    monkeypatch.setattr(one.stores[0].tier, "read", lambda key: (go.wait(20), real(key))[1])
+    with caplog.at_level(logging.WARNING, "tenure.tiers"):
+        start = time.monotonic()
+        assert [one.get(str(seed)) for seed in range(4)] == [None] * 4
+        assert 0.2 <= time.monotonic() - start < 0.4, "the others are not even asked"
+        assert [entry.levelname for entry in caplog.records] == ["WARNING"]
+        assert same(one.get("4"), record(seed=4)), "host memory still answers"
+    start = time.monotonic()
+    one.put("5", record(seed=5))
+    assert time.monotonic() - start < 0.1
+    go.set()
+    one.stores[0].breaker._until = 0.0  # the rest is over
+    assert same(one.get("3"), record(seed=3))
+
+
+def test_a_store_that_fails_to_write_hands_over_to_the_next(stack, monkeypatch):
+    one = stack(host=1, disk=9, valkey=True)
+
+    def full(key, blob):
+        raise TierError("no space left")
+
+    monkeypatch.setattr(one.stores[0].tier, "write", full)
+    for seed in range(4):
+        one.put(str(seed), record(seed=seed))
+    one.flush()
+    assert {entry.key for entry in one.stores[1].tier.entries()} == {"0", "1", "2"}
+    assert all(same(one.get(str(seed)), record(seed=seed)) for seed in range(4))
+    assert counts(one, 1)["write errors"] == 1
+    assert counts(one, 1)["skipped"] >= 2
+
+
+# -- archives -----------------------------------------------------------------------------------------
+
+
+def test_an_archive_finds_its_own_spans_only(stack):
+    one = stack(host=9)
+    a, b = SpanArchive(one), SpanArchive(one)
+    assert isinstance(a, Portable)
+    a.put(record("x", seed=1))
+    b.put(record("x", seed=2))
+    assert same(a.get("x"), record("x", seed=1))
+    assert same(b.get("x"), record("x", seed=2))
+    a.put(record("x", seed=3))
+    assert same(a.get("x"), record("x", seed=3))
+    assert len(one.host) == 2
+    a.forget(["x", "y"])
+    assert a.get("x") is None
+    assert b.get("x") is not None
+
+
+def test_what_no_archive_knows_any_more_is_removed_everywhere(stack, tmp_path):
+    one = stack(host=1, disk=9)
+    archive = SpanArchive(one)
+    for seed in range(4):
+        archive.put(record(str(seed), seed=seed))
+    one.flush()
+    fork = archive.fork()
+    fork.put(record("of the fork", seed=9))
+    archive.forget(["0", "1"])
+    one.flush()
+    assert same(fork.get("0"), record("0", seed=0))
+    del archive
+    gc.collect()
+    one.flush()
+    assert all(same(fork.get(str(seed)), record(str(seed), seed=seed)) for seed in range(4))
+    fork.forget(["0"])
+    one.flush()
+    assert len(files(tmp_path)) in (3, 4)  # one of the four others is in host memory alone, or below too
+    del fork
+    gc.collect()
+    one.flush()
+    assert files(tmp_path) == []
+    assert len(one.host) == 0
+
+
+def test_a_closed_stack_leaves_what_a_saved_session_names(stack, tmp_path):
+    one = stack(host=1, disk=9)
+    kept, dropped = SpanArchive(one), SpanArchive(one)
+    for seed in range(3):
+        kept.put(record(str(seed), seed=seed))
+        dropped.put(record(str(seed), seed=seed))
+    one.flush()
+    keys, records = kept.describe()
+    assert set(keys) | {each.span for each in records} == {"0", "1", "2"}
+    one.close()
+    assert len(files(tmp_path)) == len(keys)
+    again = stack(host=1, disk=9)
+    archive = SpanArchive(again)
+    archive.adopt(keys)
+    assert all(same(archive.get(span), record(span, seed=int(span))) for span in keys)
+    archive.put(record("2", seed=7))
+    assert same(archive.get("2"), record("2", seed=7))
+
+
+def test_many_threads(stack):
+    one = stack(host=3, disk=6, valkey=True)
+    wrong = []
+
+    def work(number):
+        archive = SpanArchive(one)
+        for seed in range(12):
+            archive.put(record(str(seed), seed=100 * number + seed))
+            for other in range(seed + 1):
+                got = archive.get(str(other))
+                if got is not None and not same(got, record(str(other), seed=100 * number + other)):
+                    wrong.append((number, other))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong
+    assert one.get("nothing") is None

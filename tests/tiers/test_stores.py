@@ -1,0 +1,279 @@
+"""Disk and Valkey: whole entries or none, trouble apart from misses."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import logging
+import os
+import time
+
+import numpy as np
+import pytest
+
+from tenure.errors import ConfigError, TierError
+from tenure.tiers import disk
+from tenure.tiers.blob import Blob, BrokenError
+from tenure.tiers.disk import DiskTier
+from tenure.tiers.spec import TierSpec
+from tenure.tiers.store import Store
+from tenure.tiers.valkey import ValkeyTier
+from tests.tiers.conftest import at
+
+
+def blob(key, size=10_000, seed=0, parts=3):
+    """An entry of random bytes."""
+    body = np.random.default_rng(seed).integers(0, 256, size, np.uint8)
+    lengths = [size // parts] * (parts - 1)
+    return Blob.of({"key": key}, body, [*lengths, size - sum(lengths)])
+
+
+def equal(one, other):
+    return (
+        one is not None and one.header["key"] == other.header["key"] and np.array_equal(one.body, other.body)
+    )
+
+
+@pytest.fixture
+def on_disk(tmp_path):
+    def make(**options):
+        return DiskTier(
+            TierSpec(kind="disk", where=str(tmp_path / "spans"), **{"capacity": 1 << 20, **options})
+        )
+
+    return make
+
+
+# -- both ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["disk", "valkey"])
+def tier(request, on_disk):
+    made = on_disk() if request.param == "disk" else ValkeyTier(TierSpec(kind="valkey"))
+    yield made
+    made.close()
+
+
+def test_write_read_replace_delete(tier):
+    one, two = blob("a"), blob("a", seed=1, parts=1)
+    assert tier.read("a") is None
+    tier.write("a", one)
+    tier.write("b c/ü", blob("b c/ü"))
+    assert equal(tier.read("a"), one)
+    tier.write("a", two)
+    assert equal(tier.read("a"), two)
+    assert tier.has("a")
+    assert {entry.key for entry in tier.entries()} == {"a", "b c/ü"}
+    assert all(10_000 <= entry.nbytes < 11_000 and entry.age < 60 for entry in tier.entries())
+    tier.delete(["a", "unknown"])
+    assert tier.read("a") is None
+    assert not tier.has("a")
+    assert tier.collect() == 0
+    assert equal(tier.read("b c/ü"), blob("b c/ü"))
+
+
+def test_an_empty_body_and_a_large_one(tier):
+    for one in (blob("none", size=0, parts=1), blob("large", size=5 << 20)):
+        tier.write(one.header["key"], one)
+        assert equal(tier.read(one.header["key"]), one)
+
+
+# -- disk ---------------------------------------------------------------------------------------------
+
+
+def test_a_broken_file_is_an_error_once_and_a_miss_then(on_disk):
+    tier = on_disk()
+    for change in (lambda x: x[:-1], lambda x: x[:30], lambda x: b"", lambda x: x[:-50] + b"?" + x[-49:]):
+        tier.write("a", blob("a"))
+        path = next(tier.folder.glob("*.tier"))
+        path.write_bytes(change(path.read_bytes()))
+        with pytest.raises(BrokenError):
+            tier.read("a")
+        assert tier.read("a") is None
+        assert not list(tier.folder.iterdir())
+
+
+@pytest.mark.parametrize("after", [0, 100, 4000, 9000])
+def test_a_write_that_fails_after_some_bytes_leaves_the_old_entry(on_disk, monkeypatch, after):
+    """C16 on a small disk: the system call fails once so many bytes are written."""
+    tier = on_disk()
+    old = blob("a")
+    tier.write("a", old)
+    left = [after]
+    real = os.write
+
+    def write(number, data):
+        if left[0] <= 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        done = real(number, data[: left[0]])
+        left[0] -= done
+        return done
+
+    monkeypatch.setattr(disk.os, "write", write)
+    with pytest.raises(TierError, match="space"):
+        tier.write("a", blob("a", seed=1))
+    monkeypatch.undo()
+    assert equal(tier.read("a"), old)
+    assert [path.suffix for path in tier.folder.iterdir()] == [".tier"]
+
+
+def test_a_new_process_finds_what_is_there_the_least_recent_first(on_disk):
+    tier = on_disk(capacity=25_000)
+    for number, key in enumerate("abc"):
+        tier.write(key, blob(key))
+        os.utime(tier.folder / f"{key}.tier", (number, time.time() - 100 + number))
+    tier.read("a")
+    (tier.folder / ".x.tenure-part").mkdir()
+    again = on_disk(capacity=25_000)
+    assert [entry.key for entry in again.entries()] == ["b", "c", "a"]
+    assert again.overflow() == ["b"]
+    assert {path.name for path in tier.folder.iterdir()} == {"a.tier", "b.tier", "c.tier"}
+    assert again.has("c")
+
+
+def test_age_limit(on_disk):
+    tier = on_disk(ttl=50)
+    for key in "ab":
+        tier.write(key, blob(key))
+    os.utime(tier.folder / "a.tier", (0, time.time() - 60))
+    assert tier.collect() == 1
+    assert [entry.key for entry in tier.entries()] == ["b"]
+    assert not tier.has("a")
+
+
+def test_a_folder_that_cannot_be_used_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="folder"):
+        DiskTier(TierSpec(kind="disk", where=str(tmp_path / "file"), capacity=1))
+
+
+# -- Valkey -------------------------------------------------------------------------------------------
+
+
+def test_all_keys_of_an_entry_expire_together_and_without_being_asked(valkey_server):
+    server = valkey_server()
+    tier = ValkeyTier(at(server, ttl=0.4))
+    tier.write("a", blob("a"))
+    client = server.client()
+    assert len(client.keys("*")) == 4
+    assert len({client.pexpiretime(key) for key in client.keys("*")}) == 1
+    time.sleep(0.6)
+    assert client.keys("*") == []
+    assert tier.read("a") is None
+
+
+def test_parts_that_are_gone_make_a_miss_and_take_the_rest_along(valkey_server):
+    server = valkey_server()
+    tier, client = ValkeyTier(at(server)), server.client()
+    for victim in range(3):
+        tier.write("a", blob("a"))
+        tier.write("b", blob("b"))
+        parts = sorted(key for key in client.keys("*part*"))
+        client.delete(parts[victim])
+        found = [tier.read(key) for key in "ab"]
+        assert sum(one is None for one in found) == 1
+        assert all(one is None or equal(one, blob(key)) for key, one in zip("ab", found, strict=True))
+        assert len(client.keys("*")) == 4, "nothing of the broken one is left"
+        client.flushall()
+
+
+def test_replaced_entries_leave_nothing(valkey_server):
+    server = valkey_server()
+    tier, client = ValkeyTier(at(server)), server.client()
+    for seed in range(4):
+        tier.write("a", blob("a", seed=seed))
+    assert len(client.keys("*")) == 4
+    assert equal(tier.read("a"), blob("a", seed=3))
+
+
+def test_a_changed_value_is_refused(valkey_server):
+    server = valkey_server()
+    tier, client = ValkeyTier(at(server)), server.client()
+    tier.write("a", blob("a"))
+    client.setrange(sorted(client.keys("*part*"))[1], 5, b"changed")
+    with pytest.raises(BrokenError):
+        tier.read("a")
+    client.set("tenure:a", b"TENURE-1 or so")
+    with pytest.raises(BrokenError):
+        tier.read("a")
+    assert tier.read("a") is None
+
+
+def test_parts_without_a_manifest_are_collected(valkey_server):
+    server = valkey_server()
+    tier, client = ValkeyTier(at(server, ttl=1000)), server.client()
+    tier.write("a", blob("a"))
+    client.set("tenure:part:lost:0", b"x", px=900_000)  # written 100 s ago
+    client.set("tenure:part:fresh:0", b"x", px=999_000)  # its manifest may still come
+    client.set("other", b"x")
+    assert tier.collect() == 1
+    assert len(client.keys("*")) == 4 + 2
+    assert equal(tier.read("a"), blob("a"))
+
+
+def test_a_dead_server_is_an_error_and_comes_back(valkey_server):
+    server = valkey_server()
+    tier, port = ValkeyTier(at(server, timeout=0.5)), server.port
+    tier.write("a", blob("a"))
+    server.terminate()
+    for call in (lambda: tier.read("a"), lambda: tier.write("a", blob("a")), lambda: tier.delete(["a"])):
+        with pytest.raises(TierError):
+            call()
+    valkey_server(port=port)
+    assert tier.read("a") is None
+    tier.write("a", blob("a"))
+    assert equal(tier.read("a"), blob("a"))
+
+
+def test_a_server_that_cannot_be_reached_when_the_tier_is_made():
+    tier = ValkeyTier(at(1, timeout=0.2))
+    with pytest.raises(TierError):
+        tier.read("a")
+    with pytest.raises(ConfigError):
+        ValkeyTier(TierSpec(kind="valkey", where="valkey://127.0.0.1:notaport/0"))
+
+
+# -- a store that fails -------------------------------------------------------------------------------
+
+
+def test_one_warning_and_no_further_tries_for_a_while(on_disk, monkeypatch, caplog):
+    store = Store(on_disk())
+    calls = []
+
+    def fail(key):
+        calls.append(key)
+        raise TierError("no answer")
+
+    monkeypatch.setattr(store.tier, "read", fail)
+    with caplog.at_level(logging.WARNING, "tenure.tiers"):
+        assert [store.read("a") for _ in range(20)] == [None] * 20
+    assert len(calls) == 1
+    assert len(caplog.records) == 1
+    assert store.tier.counters.to_json() == {"read errors": 1, "skipped": 19}
+    monkeypatch.undo()
+    store.breaker._until = 0.0  # the rest is over
+    assert store.write("a", blob("a"))
+    assert equal(store.read("a"), blob("a"))
+    store.close()
+
+
+def test_rests_grow_and_end(monkeypatch):
+    from tenure.tiers import breaker
+
+    now = [0.0]
+    monkeypatch.setattr(breaker.time, "monotonic", lambda: now[0])
+    one, tries = breaker.Breaker("x"), []
+    while now[0] < 200:
+        if one.admits():
+            tries.append(now[0])
+            one.failed("dead")
+        now[0] += 0.25
+    gaps = [b - a for a, b in itertools.pairwise(tries)]
+    assert gaps[:4] == [0.5, 1.0, 2.0, 4.0]
+    assert max(gaps) == 30.0
+    now[0] += 40
+    assert one.admits()
+    assert not one.admits(), "one caller at a time tries it"
+    one.worked()
+    assert one.admits()
+    assert one.admits()
