@@ -35,6 +35,7 @@ class Grammar:
     def __init__(self, tokenizer: Any, source: str) -> None:
         self._tokenizer = tokenizer
         self._source = source
+        self._fresh: dict[frozenset[int], Any] = {}
         library = _library()
         problem = library.LLMatcher.validate_grammar(source, None)
         if problem:
@@ -88,21 +89,29 @@ class Grammar:
         return json.dumps(text, ensure_ascii=False)
 
     def matcher(self, stop_ids: Collection[int] = ()) -> Matcher:
-        """A matcher at the start of the text.
+        """A matcher at the start of the text. The first one compiles the grammar; the others are copies.
 
         Args:
             stop_ids: ids that end a turn; allowed where the text is complete.
+
+        Raises:
+            ConfigError: the grammar is too large, or nothing can match it.
         """
-        return Matcher(_tokenizer(self._tokenizer, stop_ids), self._source, stop_ids)
+        key = frozenset(stop_ids)
+        fresh = self._fresh.get(key)
+        if fresh is None:
+            words = _tokenizer(self._tokenizer, stop_ids)
+            fresh = self._fresh[key] = (_library().LLMatcher(words, self._source), words.vocab_size)
+        return Matcher(fresh[0].deep_copy(), fresh[1], stop_ids)
 
 
 class Matcher:
-    """Follows one text through a grammar."""
+    """Follows one text through a grammar. Made by :meth:`Grammar.matcher`."""
 
-    def __init__(self, tokenizer: Any, source: str, stop_ids: Collection[int]) -> None:
+    def __init__(self, matcher: Any, vocabulary: int, stop_ids: Collection[int]) -> None:
         self._stop_ids = sorted(stop_ids)
-        self._matcher = _library().LLMatcher(tokenizer, source)
-        self._words = (tokenizer.vocab_size + 31) // 32
+        self._matcher = matcher
+        self._words = (vocabulary + 31) // 32
         self._bits = torch.empty(self._words, dtype=torch.int32)
         self._shifts = torch.arange(32, dtype=torch.int32)
         self._check()

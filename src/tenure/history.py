@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from tenure.transcript import Piece, State
+
+if TYPE_CHECKING:
+    from tenure.session import Session
+    from tenure.toolcalls import ToolCall
 
 
 def places_of(pieces: Iterable[Piece], start: int, before: State, after: State) -> list[tuple[int, State]]:
@@ -37,6 +42,17 @@ def places_of(pieces: Iterable[Piece], start: int, before: State, after: State) 
     if places and places[-1][0] == start:
         places.pop()
     return [*places, (start, after)]
+
+
+def record_calls(session: Session, calls: Sequence[ToolCall]) -> None:
+    """Close the turn that has just ended as one that calls tools: templates want to see the calls before results."""
+    transcript = session._transcript
+    if transcript is None or not transcript.turn_open or transcript.call_form is None:
+        return
+    memory, transcript = session.memory, transcript.fork()
+    pieces = transcript.close(tool_calls=[call.to_openai() for call in calls])
+    session._enqueue(pieces, [], transcript, [])
+    session._states.append((len(memory.ids) + memory.waiting, transcript.snapshot()))
 
 
 def beyond(pieces: list[Piece], count: int) -> tuple[list[Piece], int]:

@@ -114,6 +114,14 @@ class ChatTemplate:
     _nonce: str = field(default_factory=lambda: secrets.token_hex(6))
     _cuts: dict[tuple[object, ...], int] = field(default_factory=dict)
 
+    @property
+    def source(self) -> str:
+        """The template's own text; that for tools where there are several."""
+        template = getattr(self.tokenizer, "chat_template", None) or ""
+        if isinstance(template, dict):
+            template = template.get("tool_use") or template.get("default") or ""
+        return str(template)
+
     def mark(self, number: int) -> str:
         """The unique text that stands for text `number`."""
         return f"Q{self._nonce}x{number}Z"

@@ -28,6 +28,7 @@ class SamplingOptions:
         seed: of the draw; None draws one.
         stop: texts that end the turn and are not part of it.
         grammar: what the text must be, see :class:`tenure.grammar.Grammar`; None leaves it free.
+        one_call: end the turn behind its first call of a tool.
         logprobs: also note each token's log-probability and those of so many likeliest ones; None notes nothing.
     """
 
@@ -39,6 +40,7 @@ class SamplingOptions:
     stop: tuple[str, ...] | str = ()
     grammar: Grammar | None = None
     logprobs: int | None = None
+    one_call: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):

@@ -14,7 +14,7 @@ from tenure import conversation, sessionstore
 from tenure.cache.attend import Work
 from tenure.config import SessionConfig
 from tenure.errors import ConfigError, ModelError
-from tenure.history import places_of
+from tenure.history import places_of, record_calls
 from tenure.interrupt import uninterrupted
 from tenure.memory import Memory
 from tenure.plan import Plan, Step
@@ -26,6 +26,7 @@ from tenure.sampling import SamplingOptions, sampling_options
 from tenure.spans import Pin, Span, check_span_id
 from tenure.tiers.prefetch import prefetch_next
 from tenure.tiers.record import Archive
+from tenure.toolcalls import CallForm, ToolCall
 from tenure.transcript import Message, Piece, State, Transcript
 from tenure.turn import Turn
 
@@ -274,11 +275,18 @@ class Session:
         self.queue(messages, reply=True)
         return self.engine.generate([self], options=checked)[0]
 
-    def start_turn(self, options: SamplingOptions | None = None, **fields: Any) -> Turn:
+    def start_turn(
+        self, options: SamplingOptions | None = None, *, calls: CallForm | None = None, **fields: Any
+    ) -> Turn:
         """A turn that the caller advances with :meth:`Engine.step` until it is done, then closes.
 
         Where the last turn is still open (it ended by a limit, or the model said that it was done), this one goes
         on with it. A session of raw ids only is continued without a header.
+
+        Args:
+            options: of the sampling.
+            calls: how the model writes calls of tools, where the session has tools that its template does not know.
+            fields: of :class:`SamplingOptions`, in place of ``options``.
         """
         checked = options or sampling_options(**fields)
         self._idle()
@@ -296,7 +304,9 @@ class Session:
         if not self.memory.waiting and self.logits is None:
             self.memory.retake_last()  # a rollback has left the last token without its logits
         prefetch_next(self.memory)
-        self._turn = turn = Turn(self, span, len(self.memory.ids) + self.memory.waiting, checked)
+        self._turn = turn = Turn(
+            self, span, len(self.memory.ids) + self.memory.waiting, checked, calls or transcript.call_form
+        )
         try:
             if not self.memory.waiting and self.logits is not None:
                 with uninterrupted():
@@ -343,14 +353,17 @@ class Session:
         if text:
             self.memory.queue(self._chat().encode(text), span)
 
-    def end_turn(self, *, finished: bool = True) -> None:
+    def end_turn(self, *, finished: bool = True, calls: Sequence[ToolCall] = ()) -> None:
         """The turn is over: its message is part of the history, its closing tokens come with the next message.
 
         Args:
             finished: whether the plan's step is done with it; a cancelled turn may be tried again.
+            calls: of tools; their results come before the step is done.
         """
         self._turn = None
-        if self._step is not None and finished:
+        if calls:
+            record_calls(self, calls)
+        elif self._step is not None and finished:
             self.plan.finish(self._step)
             self._step = None
 

@@ -30,6 +30,7 @@ from tenure.messages import Message
 from tenure.pieces import Piece
 from tenure.regions import Region
 from tenure.skeleton import Entry, Node, State
+from tenure.toolcalls import CallForm, form_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -96,6 +97,11 @@ class Transcript:
     def template_options(self) -> dict[str, Any]:
         """Further variables of the template."""
         return dict(self._template.options)
+
+    @property
+    def call_form(self) -> CallForm | None:
+        """How the model writes calls of its tools; None where it has none, or its template knows none."""
+        return form_of(self._template.source) if self._template.tools else None
 
     @property
     def turn_open(self) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor
 from tenure.detokenize import TextStream
 from tenure.interrupt import uninterrupted
 from tenure.sampling import Sampler, SamplingOptions, TokenChoice
+from tenure.toolcalls import CallForm, CallStream, ToolCall
 
 if TYPE_CHECKING:
     from tenure.session import Session
@@ -31,9 +32,17 @@ class Turn:
         span: of the assistant's message.
         start: tokens of the session before the first sampled one.
         options: of the sampling.
+        calls: how the model writes calls of tools; None does not look for any.
     """
 
-    def __init__(self, session: Session, span: Span, start: int, options: SamplingOptions) -> None:
+    def __init__(
+        self,
+        session: Session,
+        span: Span,
+        start: int,
+        options: SamplingOptions,
+        calls: CallForm | None = None,
+    ) -> None:
         self.session = session
         self.options = options
         self.reason: FinishReason | None = None
@@ -47,6 +56,8 @@ class Turn:
         self._sampler = Sampler(options, self._stop_ids)
         self._stream = TextStream(session.engine.tokenizer, stop=options.stop, stop_ids=self._stop_ids)
         self._pieces: list[str] = []
+        self._split = None if calls is None else CallStream(calls)
+        self._parts: list[str | ToolCall] = []
         self._closed = False
         self._taken = 0
 
@@ -59,6 +70,11 @@ class Turn:
     def text(self) -> str:
         """The text so far."""
         return "".join(self._pieces)
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        """The calls of tools so far."""
+        return [] if self._split is None else self._split.calls
 
     def accept(self, logits: Tensor) -> None:
         """Sample the next token from fp32 logits ``[vocabulary]``."""
@@ -75,11 +91,13 @@ class Turn:
         if self._sampler.choice is not None:
             self.choices.append(self._sampler.choice)
         self.session.memory.queue([token], self._span)
-        self._pieces.append(self._stream.push(token))
+        self._add(self._stream.push(token))
         if self._stream.stopped is not None or self._sampler.finished:
             self.reason = "stop"
         elif len(self.ids) >= self.options.max_tokens:
             self.reason = "length"
+        elif self.options.one_call and self.calls:
+            self.reason = "stop"
 
     def close(self) -> None:
         """End the turn. Safe to call twice."""
@@ -90,18 +108,33 @@ class Turn:
             if self.reason is None:
                 self.reason = "cancel"
             try:
-                self._pieces.append(self._stream.finish())
+                self._add(self._stream.finish())
+                if self._split is not None:
+                    self._parts += self._split.finish()
                 if self._stream.stopped is not None:
                     kept, rest = self._stream.kept_ids()
                     self.session.rewind_turn(self._span, self._start + len(kept), rest)
             finally:
-                self.session.end_turn(finished=self.reason not in ("cancel", "error"))
+                finished = self.reason not in ("cancel", "error")
+                self.session.end_turn(finished=finished, calls=self.calls if finished else ())
 
     def take(self) -> str:
         """The text that has come since the last call."""
         text = "".join(self._pieces[self._taken :])
         self._taken = len(self._pieces)
         return text
+
+    def take_parts(self) -> list[str | ToolCall]:
+        """Text and calls that have come since the last call of this method, in order."""
+        parts, self._parts = self._parts, []
+        return parts
+
+    def _add(self, text: str) -> None:
+        self._pieces.append(text)
+        if self._split is None:
+            self._parts += [text] if text else []
+        else:
+            self._parts += self._split.push(text)
 
     def check(self) -> None:
         """Raise what ended the turn, if it was an error."""
