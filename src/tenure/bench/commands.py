@@ -10,6 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from tenure.bench.longsession.command import longsession
+
 app = typer.Typer(no_args_is_help=True, help="Measure speed, and what sessions still answer.")
 
 Model = Annotated[
@@ -21,6 +23,8 @@ Record = Annotated[
 ]
 _PEERS = "tenure,transformers,transformers-truncated,llama.cpp-fa,llama.cpp,vllm"
 _PARTS = "fill,decode,policies,long"
+
+app.command()(longsession)
 
 
 @app.command()

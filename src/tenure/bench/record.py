@@ -51,13 +51,15 @@ def _git(folder: Path, *arguments: str) -> str:
 
 def envelope(name: str, config: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
     """A result with all that is needed to read it later."""
+    return {"bench": name, **origin(), "config": config, "result": result}
+
+
+def origin() -> dict[str, Any]:
+    """When and where a result was made: date, commit, machine."""
     return {
-        "bench": name,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
         "machine": machine(),
-        "config": config,
-        "result": result,
     }
 
 

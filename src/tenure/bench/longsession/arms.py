@@ -1,0 +1,82 @@
+"""The arms: each is a setting of the same code. To add one, add a line to ``ARMS``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tenure.config import SessionConfig
+from tenure.errors import ConfigError
+
+Kind = Literal["session", "control", "text"]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A setting.
+
+    Args:
+        name: on the command line and in results.
+        about: one line for tables.
+        options: fields of ``SessionConfig`` besides budget, chunk and limit.
+        planned: whether it is given the plan; the others see no steps at all.
+        kind: ``session`` reads everything; ``control`` keeps everything of a session that is cut to the control's
+            length; ``text`` reads only the newest text that fits the budget, when it is asked.
+    """
+
+    name: str
+    about: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    planned: bool = False
+    kind: Kind = "session"
+
+    def config(self, *, budget: int, chunk: int, limit: int | None, seed: int) -> SessionConfig:
+        """The checked config of its sessions."""
+        if self.kind != "session":
+            return SessionConfig(policy="full", budget=None, positions="logical", chunk=chunk)
+        options = dict(self.options)
+        if options.get("policy") == "random":
+            options["policy_options"] = {"seed": seed}
+        bound = limit if options.get("positions") == "bounded" else None
+        return SessionConfig(budget=budget, chunk=chunk, limit=bound, **options)
+
+
+def _session(name: str, about: str, policy: str, positions: str, *, planned: bool = False) -> Arm:
+    return Arm(name, about, {"policy": policy, "positions": positions}, planned)
+
+
+_ALL = (
+    Arm("none", "keeps everything, in a session of at most 8K tokens", kind="control"),
+    Arm("truncation", "the newest text that fits the budget", kind="text"),
+    _session("random", "keeps slots at random", "random", "logical"),
+    _session("recency", "keeps sinks and the newest slots", "recency", "logical"),
+    _session("streaming", "recency with cache-relative positions", "recency", "compact"),
+    _session("snapkv", "keeps what the newest queries look at", "snapkv", "logical"),
+    _session("h2o", "attention scores decide", "h2o", "logical"),
+    _session("foresight", "the plan decides", "foresight", "logical", planned=True),
+    _session("bounded", "attention scores decide, positions stay bounded", "h2o", "bounded"),
+    _session("pace", "the plan decides, positions stay bounded", "foresight", "bounded", planned=True),
+)
+ARMS: dict[str, Arm] = {arm.name: arm for arm in _ALL}
+"""Every arm by name, in the order of tables."""
+
+ABLATION = "none,h2o,foresight,bounded,pace"
+"""The 2x2 and its control."""
+
+
+def chosen(names: str) -> list[Arm]:
+    """Arms by names that are separated by commas, in the order of the table.
+
+    Raises:
+        ConfigError: an unknown name, or none at all.
+    """
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    unknown = [name for name in wanted if name not in ARMS]
+    if unknown or not wanted:
+        raise ConfigError(
+            f"{unknown[0]!r} is not known" if unknown else "no arm is named",
+            option="arms",
+            way_out="Known: " + ", ".join(ARMS),
+        )
+    return [arm for name, arm in ARMS.items() if name in wanted]

@@ -1,0 +1,152 @@
+"""The command ``tenure bench longsession``. Imports nothing heavy: the help of every command is built from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+_ARMS = "none,h2o,foresight,bounded,pace"
+
+
+def longsession(
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model", "-m", help="A name of `tenure models list`, a folder, a GGUF file or a hub id."
+        ),
+    ] = "qwen2.5-coder-0.5b",
+    tokens: Annotated[int, typer.Option(help="Length of a session before its probes.")] = 50_000,
+    distance: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens between the last definition and the probes; by default the definitions come first."
+        ),
+    ] = None,
+    arms: Annotated[
+        str, typer.Option(help="Which arms, separated by commas; `all` takes every one.")
+    ] = _ARMS,
+    sessions: Annotated[int, typer.Option(min=1, help="How many, with seeds that count up.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of the first session.")] = 0,
+    budget: Annotated[int, typer.Option(help="Slots of a session.")] = 2048,
+    limit: Annotated[int, typer.Option(help="Bounded positions stay below it.")] = 8192,
+    chunk: Annotated[int, typer.Option(help="Tokens a forward.")] = 2048,
+    noise: Annotated[
+        str, typer.Option(help="What is wrong with the plan: none, drop, stale, contradict or wrong.")
+    ] = "none",
+    noise_rate: Annotated[
+        float, typer.Option(help="Share of the plan's edges that it hits, 0 to 0.5.")
+    ] = 0.0,
+    separate: Annotated[
+        bool, typer.Option("--separate", help="Run each arm by itself, so that times can be told apart.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Pass over sessions and arms that are stored.")
+    ] = False,
+    name: Annotated[
+        str | None,
+        typer.Option(help="Of the run's folder; by default made of the options.", show_default=False),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where runs are stored, a folder each.")] = Path(
+        "results/longsession"
+    ),
+    record: Annotated[
+        Path | None,
+        typer.Option(help="File of the summary; by default the run's folder with .json.", show_default=False),
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="auto, bf16, fp16 or fp32.")] = "auto",
+    weights: Annotated[str, typer.Option(help="auto or int8.")] = "auto",
+    device: Annotated[str, typer.Option(help="A torch device.")] = "cpu",
+    threads: Annotated[int | None, typer.Option(help="CPU threads.", show_default=False)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON, as the last line.")] = False,
+) -> None:
+    """Definitions, a long stretch of sources, then tasks with hidden unit tests, under each arm."""
+    from tenure.bench import record as records
+    from tenure.bench.longsession.arms import ARMS, chosen
+    from tenure.bench.longsession.run import Settings, run
+    from tenure.bench.longsession.store import Store
+    from tenure.engine import Engine
+
+    settings = Settings(
+        model=model,
+        tokens=tokens,
+        distance=distance,
+        budget=budget,
+        limit=limit,
+        chunk=chunk,
+        dtype=dtype,
+        weights=weights,
+        device=device,
+        noise=noise,
+        noise_rate=noise_rate,
+    )
+    wanted = chosen(",".join(ARMS) if arms == "all" else arms)
+    for arm in wanted:  # refused before minutes are spent
+        arm.config(budget=budget, chunk=chunk, limit=limit, seed=seed)
+    folder = out / (name or settings.name)
+    store = Store(folder, settings.config)
+    console = Console(stderr=True)
+    with console.status("loading") as status:
+        engine = Engine.load(model, dtype=dtype, weights=weights, device=device, threads=threads)
+        note = Notes(console, status.update)
+        seeds = range(seed, seed + sessions)
+        result = run(
+            engine, settings, store, arms=wanted, seeds=seeds, resume=resume, separate=separate, note=note
+        )
+    records.write(record or folder.with_name(folder.name + ".json"), result)
+    if not as_json:
+        Console().print(_table(result))
+    typer.echo(json.dumps(result))
+
+
+class Notes:
+    """Progress: a status line on a terminal, and a line every so often where there is none.
+
+    Args:
+        console: for standard error.
+        show: updates the status line.
+    """
+
+    EVERY = 60.0
+
+    def __init__(self, console: Console, show: Any) -> None:
+        self._console, self._show = console, show
+        self._last = float("-inf")
+
+    def __call__(self, text: str) -> None:
+        from time import monotonic
+
+        self._show(text)
+        if not self._console.is_terminal and monotonic() - self._last >= self.EVERY:
+            self._last = monotonic()
+            typer.echo(text, err=True)
+
+
+def _table(result: dict[str, Any]) -> Table:
+    sessions = len(result["seeds"])
+    table = Table(
+        "arm", title=f"{result['model']}, {result['config']['tokens']:,} tokens, {sessions} sessions"
+    )
+    for heading in ("checks", "95 %", "of control", "recall", "resident", "rotary gap", "K/V", "wall"):
+        table.add_column(heading, justify="right")
+    for name, arm in result["arms"].items():
+        low, high = arm["checks_bootstrap95"] or arm["checks_wilson95"]
+        gap, control = arm["rotary_gap"], arm["of_control"]
+        table.add_row(
+            name,
+            f"{arm['checks_passed']} of {arm['checks_total']}",
+            f"{low:.0%}..{high:.0%}",
+            "-" if control is None else f"{control:.0%}",
+            f"{arm['recall']:.0%}",
+            f"{arm['residency']:.0%}",
+            "-" if gap is None else f"{gap:,.0f}",
+            f"{arm['kv_bytes'] / 1e6:,.0f} MB",
+            f"{arm['wall_s']:,.0f} s" + ("*" if arm["time_shared_by"] > 1 else ""),
+        )
+    if any(arm["time_shared_by"] > 1 for arm in result["arms"].values()):
+        table.caption = "* one batch: all its arms share the time"
+    return table

@@ -1,0 +1,66 @@
+"""Results on disk: a file a session and group of arms, so that a run can be stopped and resumed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tenure.bench import record
+from tenure.errors import ConfigError
+
+
+class Store:
+    """The folder of one run. All its sessions share one config.
+
+    Args:
+        folder: is made when the first session is written.
+        config: of the run, plain values.
+
+    Raises:
+        ConfigError: the folder holds sessions of another config.
+    """
+
+    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
+        self.folder = folder
+        self.config = config
+        for path, found in self._sessions():
+            if found["config"] != config:
+                changed = [
+                    key for key in config | found["config"] if config.get(key) != found["config"].get(key)
+                ]
+                raise ConfigError(
+                    f"{path} was made with another {', '.join(changed)}",
+                    option="name",
+                    way_out="Give the run another --name",
+                )
+
+    def _sessions(self) -> list[tuple[Path, dict[str, Any]]]:
+        return [
+            (path, json.loads(path.read_text(encoding="utf-8")))
+            for path in sorted(self.folder.glob("seed-*.json"))
+        ]
+
+    def done(self, seed: int) -> set[str]:
+        """Arms that this seed has a result of."""
+        return {name for _, found in self._sessions() if found["seed"] == seed for name in found["arms"]}
+
+    def write(self, seed: int, arms: dict[str, Any], *, separate: bool) -> Path:
+        """Write a session, whole or not at all."""
+        entry = {
+            "bench": "longsession",
+            **record.origin(),
+            "config": self.config,
+            "seed": seed,
+            "separate": separate,
+            "arms": arms,
+        }
+        path = self.folder / f"seed-{seed:04d}.{'+'.join(arms)}.json"
+        record.write(path, entry)
+        return path
+
+    def load(self) -> list[dict[str, Any]]:
+        """All sessions, by seed; of an arm that was played twice, the newest result counts."""
+        return [
+            found for _, found in sorted(self._sessions(), key=lambda one: (one[1]["seed"], one[1]["date"]))
+        ]

@@ -1,0 +1,190 @@
+"""Whole runs with a random model: arms, batches, resuming, and what is measured."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tenure.bench.longsession.arms import ARMS, chosen
+from tenure.bench.longsession.play import Player, play
+from tenure.bench.longsession.run import CONTROL, Settings, run, told_plan
+from tenure.bench.longsession.store import Store
+from tenure.bench.longsession.task import build
+from tenure.errors import ConfigError
+from tests.templates import tokenizer
+
+SETTINGS = Settings(model="tiny", tokens=2600, budget=600, limit=4096, chunk=1024, dtype="fp32")
+
+
+@pytest.fixture(scope="module")
+def engine(engines):
+    fast = tokenizer("chatml")
+    return engines("llama", vocab_size=len(fast), tokenizer=fast)
+
+
+@pytest.fixture(scope="module")
+def task(engine):
+    made = build(engine.tokenizer, tokens=SETTINGS.tokens, seed=0)
+    return replace(made, probes=tuple(replace(probe, max_tokens=8) for probe in made.probes))
+
+
+def players(engine, task, names: str) -> list[Player]:
+    return [
+        Player(
+            engine,
+            arm,
+            task,
+            arm.config(budget=SETTINGS.budget, chunk=SETTINGS.chunk, limit=SETTINGS.limit, seed=0),
+            told_plan(task, SETTINGS),
+            SETTINGS.budget,
+        )
+        for arm in chosen(names)
+    ]
+
+
+def test_arms_do_not_touch_each_other(engine, task):
+    """In one batch, one after another, or played by hand: the same answers and the same measures in fp32."""
+    together, apart = players(engine, task, "h2o,pace"), players(engine, task, "h2o,pace")
+    play(together, lambda text: None, separate=False)
+    play(apart, lambda text: None, separate=True)
+    for one, other in zip(together, apart, strict=True):
+        assert one.answers == other.answers
+        assert one.kv_bytes == other.kv_bytes
+        assert len(one.turn_s) == len(task.turns)
+    session = engine.session(together[1].config, plan=task.plan())
+    for turn in task.turns:
+        session.append(turn)
+    for probe, answer in zip(task.probes, together[1].answers, strict=True):
+        fork = session.fork()
+        fork.append(probe.message)
+        held = [fork.explain(span) for span in probe.reads]
+        share = sum(report.resident * report.tokens for report in held) / sum(
+            task.sizes[s] for s in probe.reads
+        )
+        assert answer.residency == pytest.approx(share, abs=0.03)  # before the reply's header
+        assert answer.text == session.fork().ask(probe.message, max_tokens=8)
+
+
+def test_what_the_arms_keep(engine, task):
+    played = {player.arm.name: player for player in players(engine, task, ",".join(ARMS))}
+    play(list(played.values()), lambda text: None, separate=False)
+    for name, player in played.items():
+        assert [answer.probe for answer in player.answers] == ["fee_for", "settle", "module"], name
+        assert all(answer.tokens <= 8 for answer in player.answers)
+    residency = {name: [answer.residency for answer in player.answers] for name, player in played.items()}
+    assert residency["none"] == [1.0] * 3
+    assert residency["truncation"] == residency["recency"] == [0.0] * 3
+    assert residency["pace"] == residency["foresight"]
+    assert residency["bounded"] == residency["h2o"]
+    assert min(residency["pace"]) > max(residency["h2o"])
+    assert played["recency"].kv_bytes == played["pace"].kv_bytes
+    gaps = [answer.rotary_gap for answer in played["foresight"].answers]
+    assert all(gap is not None and task.distance < gap < task.tokens + 500 for gap in gaps)
+    assert played["truncation"].answers[0].rotary_gap is None
+
+
+def test_only_planned_arms_see_the_plan(engine, task):
+    for player in players(engine, task, "h2o,pace"):
+        player.read(0)
+        assert len(player.session.plan) == (len(task.plan()) if player.arm.planned else 0)
+
+
+def quick(monkeypatch):
+    """Answers of 4 tokens."""
+    monkeypatch.setattr("tenure.bench.longsession.play.SamplingOptions", lambda max_tokens: _options(4))
+
+
+def _options(most):
+    from tenure.sampling import SamplingOptions
+
+    return SamplingOptions(max_tokens=most)
+
+
+def test_resume(engine, tmp_path, monkeypatch):
+    quick(monkeypatch)
+    store = Store(tmp_path / "run", SETTINGS.config)
+    notes: list[str] = []
+
+    def go(names: str, seeds: range, resume: bool):
+        notes.clear()
+        return run(
+            engine,
+            SETTINGS,
+            store,
+            arms=chosen(names),
+            seeds=seeds,
+            resume=resume,
+            separate=False,
+            note=notes.append,
+        )
+
+    first = go("h2o", range(1), False)
+    assert first["seeds"] == [0]
+    assert list(first["arms"]) == ["h2o"]
+    more = go("h2o,pace", range(2), True)
+    assert more["seeds"] == [0, 1]
+    assert more["arms"]["h2o"]["checks_total"] == more["arms"]["pace"]["checks_total"] == 30
+    assert more["arms"]["h2o"]["sessions"] == 2
+    assert list(more["paired"]) == ["pace>h2o"]
+    assert sum(more["paired"]["pace>h2o"][key] for key in ("better", "worse", "tied")) == 6
+    assert go("h2o,pace", range(2), True) == more
+    assert notes == []
+    names = sorted(path.name for path in store.folder.iterdir())
+    assert names == ["seed-0000.h2o.json", "seed-0000.pace.json", "seed-0001.h2o+pace.json"]
+    with pytest.raises(ConfigError, match="budget"):
+        Store(store.folder, replace(SETTINGS, budget=700).config)
+
+
+def test_the_control_is_short(engine, tmp_path, monkeypatch):
+    quick(monkeypatch)
+    monkeypatch.setattr("tenure.bench.longsession.run.CONTROL", 1700)
+    store = Store(tmp_path / "run", SETTINGS.config)
+    found = run(
+        engine,
+        SETTINGS,
+        store,
+        arms=chosen("none,recency"),
+        seeds=[0],
+        resume=False,
+        separate=False,
+        note=lambda text: None,
+    )
+    assert found["arms"]["none"]["tokens"] <= 1700 < found["arms"]["recency"]["tokens"]
+    assert found["arms"]["none"]["residency"] == 1.0
+    assert CONTROL < 8192
+
+
+def test_unknown_arms():
+    with pytest.raises(ConfigError, match="pase"):
+        chosen("pace,pase")
+    with pytest.raises(ConfigError, match="no arm"):
+        chosen(" , ")
+
+
+def test_the_command(tiny_folder, tenure, tmp_path, monkeypatch):
+    quick(monkeypatch)
+    options = ["-m", tiny_folder, "--tokens", 2200, "--budget", 512, "--chunk", 1024, "--limit", 2048]
+    options += ["--arms", "h2o,pace", "--out", tmp_path, "--dtype", "fp32", "--name", "try"]
+    out = tenure("bench", "longsession", *options).stdout
+    found = json.loads(out.splitlines()[-1])
+    assert set(found) >= {"bench", "model", "machine", "commit", "config", "seeds", "arms", "paired"}
+    needed = {
+        *(
+            "checks_passed",
+            "checks_total",
+            "recall",
+            "residency",
+            "rotary_gap",
+            "kv_bytes",
+            "wall_s",
+            "turn_s",
+        ),
+    }
+    assert all(set(arm) >= needed for arm in found["arms"].values())
+    assert set(found["paired"]["pace>h2o"]) == {"better", "worse", "tied", "p"}
+    assert json.loads((tmp_path / "try.json").read_text()) == found
+    again = tenure("bench", "longsession", *options, "--resume", "--json").stdout
+    assert json.loads(again) == found
+    assert "limit" in tenure("bench", "longsession", *options, "--limit", 100, code=2).stderr
