@@ -9,13 +9,13 @@ import pytest
 
 from tenure.bench.longsession.arms import ARMS, chosen
 from tenure.bench.longsession.play import Player, play
-from tenure.bench.longsession.run import CONTROL, Settings, run, told_plan
+from tenure.bench.longsession.run import CONTROL, Settings, check_noise, run, told_plan
 from tenure.bench.longsession.store import Store
 from tenure.bench.longsession.task import build
 from tenure.errors import ConfigError
 from tests.templates import tokenizer
 
-SETTINGS = Settings(model="tiny", tokens=2600, budget=600, limit=4096, chunk=1024, dtype="fp32")
+SETTINGS = Settings(model="tiny", tokens=3600, budget=1100, limit=4096, chunk=1024, dtype="fp32")
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +91,38 @@ def test_only_planned_arms_see_the_plan(engine, task):
         assert len(player.session.plan) == (len(task.plan()) if player.arm.planned else 0)
 
 
+@pytest.mark.parametrize("rate", [0.1, 0.3, 0.5])
+def test_noise_hits_its_share_of_edges(task, rate):
+    """Over ten sessions, although one has only five edges."""
+    right = {(step.id, span) for step in task.plan().steps for span in step.reads}
+    lost = 0
+    for seed in range(10):
+        plan = told_plan(replace(task, seed=seed), replace(SETTINGS, noise="dropped", noise_rate=rate))
+        edges = {(step.id, span) for step in plan.steps for span in step.reads}
+        assert edges <= right
+        lost += len(right - edges)
+    assert abs(lost / (10 * len(right)) - rate) < 0.03
+
+
+def test_wrong_edges_name_filler(task):
+    right = {span for step in task.plan().steps for span in step.reads}
+    plan = told_plan(task, replace(SETTINGS, noise="wrong", noise_rate=1.0))
+    named = {span for step in plan.steps for span in step.reads}
+    assert named
+    assert not named & right
+    assert named <= set(task.fillers)
+
+
+def test_no_noise(task):
+    assert told_plan(task, SETTINGS) == task.plan()
+
+
+@pytest.mark.parametrize(("noise", "rate", "named"), [("loud", 0.1, "noise"), ("none", 0.1, "noise-rate")])
+def test_refused_noise(noise, rate, named):
+    with pytest.raises(ConfigError, match=named):
+        check_noise(replace(SETTINGS, noise=noise, noise_rate=rate))
+
+
 def quick(monkeypatch):
     """Answers of 4 tokens."""
     monkeypatch.setattr("tenure.bench.longsession.play.SamplingOptions", lambda max_tokens: _options(4))
@@ -134,7 +166,7 @@ def test_resume(engine, tmp_path, monkeypatch):
     names = sorted(path.name for path in store.folder.iterdir())
     assert names == ["seed-0000.h2o.json", "seed-0000.pace.json", "seed-0001.h2o+pace.json"]
     with pytest.raises(ConfigError, match="budget"):
-        Store(store.folder, replace(SETTINGS, budget=700).config)
+        Store(store.folder, replace(SETTINGS, budget=1200).config)
 
 
 def test_the_control_is_short(engine, tmp_path, monkeypatch):
@@ -165,7 +197,7 @@ def test_unknown_arms():
 
 def test_the_command(tiny_folder, tenure, tmp_path, monkeypatch):
     quick(monkeypatch)
-    options = ["-m", tiny_folder, "--tokens", 2200, "--budget", 512, "--chunk", 1024, "--limit", 2048]
+    options = ["-m", tiny_folder, "--tokens", 2400, "--budget", 1100, "--chunk", 1024, "--limit", 4096]
     options += ["--arms", "h2o,pace", "--out", tmp_path, "--dtype", "fp32", "--name", "try"]
     out = tenure("bench", "longsession", *options).stdout
     found = json.loads(out.splitlines()[-1])

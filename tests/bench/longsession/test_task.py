@@ -7,7 +7,6 @@ import random
 import pytest
 
 from tenure.bench.longsession.filler import parts
-from tenure.bench.longsession.noise import disturb
 from tenure.bench.longsession.task import build
 from tenure.bench.longsession.truncate import newest
 from tenure.errors import ConfigError
@@ -94,36 +93,3 @@ def test_truncation_keeps_the_newest_text(fast):
     cut = rest[len(rest) - len(kept[2:-1]) - 1]
     assert cut.content.endswith(kept[1].content)
     assert len(kept[1].content) < len(cut.content)
-
-
-@pytest.mark.parametrize("noise", ["drop", "stale", "contradict", "wrong"])
-def test_noise_hits_its_share_of_edges(fast, noise):
-    task = build(fast, tokens=2000, seed=0)
-    right = {(step.id, span) for step in task.plan().steps for span in step.reads}
-    kept = hit = 0
-    for seed in range(200):
-        plan = disturb(task.plan(), noise, 0.3, random.Random(seed), ["tool-1", "tool-2"])
-        edges = {(step.id, span) for step in plan.steps for span in step.reads}
-        assert [step.id for step in plan.steps] == [step.id for step in task.plan().steps]
-        gone = right - edges
-        kept += len(right & edges)
-        hit += len(gone)
-        if gone:
-            steps = {step for step, _ in edges - right}
-            assert noise != "drop" or not steps
-            assert noise != "stale" or steps == {"survey"}
-            assert noise != "wrong" or {span for _, span in edges - right} <= {"tool-1", "tool-2"}
-    # An edge that is told of another step may be one that this step has anyway, and may come back that way.
-    assert 0.2 < hit / (hit + kept) < 0.4
-
-
-def test_no_noise(fast):
-    plan = build(fast, tokens=2000, seed=0).plan()
-    assert disturb(plan, "none", 0.5, random.Random(0), ["tool-1"]) == plan
-    assert disturb(plan, "drop", 0.0, random.Random(0), ["tool-1"]) == plan
-
-
-@pytest.mark.parametrize(("noise", "rate", "named"), [("loud", 0.1, "noise"), ("drop", 0.6, "noise-rate")])
-def test_refused_noise(fast, noise, rate, named):
-    with pytest.raises(ConfigError, match=named):
-        disturb(build(fast, tokens=2000, seed=0).plan(), noise, rate, random.Random(0), ["tool-1"])

@@ -36,11 +36,10 @@ def longsession(
     limit: Annotated[int, typer.Option(help="Bounded positions stay below it.")] = 8192,
     chunk: Annotated[int, typer.Option(help="Tokens a forward.")] = 2048,
     noise: Annotated[
-        str, typer.Option(help="What is wrong with the plan: none, drop, stale, contradict or wrong.")
+        str,
+        typer.Option(help="What is wrong with the plan: none, dropped, stale, contradictory, wrong or all."),
     ] = "none",
-    noise_rate: Annotated[
-        float, typer.Option(help="Share of the plan's edges that it hits, 0 to 0.5.")
-    ] = 0.0,
+    noise_rate: Annotated[float, typer.Option(help="Share of the plan's edges that it hits.")] = 0.0,
     separate: Annotated[
         bool, typer.Option("--separate", help="Run each arm by itself, so that times can be told apart.")
     ] = False,
@@ -67,7 +66,7 @@ def longsession(
     """Definitions, a long stretch of sources, then tasks with hidden unit tests, under each arm."""
     from tenure.bench import record as records
     from tenure.bench.longsession.arms import ARMS, chosen
-    from tenure.bench.longsession.run import Settings, run
+    from tenure.bench.longsession.run import Settings, check_noise, run
     from tenure.bench.longsession.store import Store
     from tenure.engine import Engine
 
@@ -87,6 +86,7 @@ def longsession(
     wanted = chosen(",".join(ARMS) if arms == "all" else arms)
     for arm in wanted:  # refused before minutes are spent
         arm.config(budget=budget, chunk=chunk, limit=limit, seed=seed)
+    check_noise(settings)
     folder = out / (name or settings.name)
     store = Store(folder, settings.config)
     console = Console(stderr=True)

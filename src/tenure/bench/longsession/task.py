@@ -76,6 +76,13 @@ class Task:
     distance: int
     sizes: dict[str, int]
 
+    @property
+    def fillers(self) -> tuple[str, ...]:
+        """Spans that nobody needs: those of the filler."""
+        return tuple(
+            message.span for turn in self.turns for message in turn if message.role == "tool" and message.span
+        )
+
     def plan(self) -> Plan:
         """The plan of the session, right and complete: steps in order and what each reads."""
         steps: dict[str, Step] = {}
@@ -148,8 +155,11 @@ def _define(span: str, text: str) -> list[Message]:
 
 
 def _steps(turns: list[list[Message]], step: str) -> list[list[Message]]:
-    """Put turns of filler into a step."""
-    return [[replace(turn[0], step=step), *turn[1:]] for turn in turns]
+    """Put turns of filler into a step, and name their spans."""
+    return [
+        [replace(turn[0], step=step), replace(turn[1], span=f"{step}-{number}")]
+        for number, turn in enumerate(turns, 1)
+    ]
 
 
 def _count(transcript: Transcript, messages: Sequence[Message]) -> int:
