@@ -76,6 +76,8 @@ class SessionConfig:
         slack: slots that decoding may use over the budget before a burst of evictions.
         sinks: first tokens of the session that always stay.
         granularity: one kept set for the whole session, or one a layer; None leaves it to the policy.
+        planner: who finds out what a turn reads, besides the plan: names of planners, joined by ``+``; None for nobody.
+        planner_options: fields of the planner; of several planners, by the planner's name.
     """
 
     budget: int | None = 2048
@@ -87,6 +89,8 @@ class SessionConfig:
     slack: int = 128
     sinks: int = 4
     granularity: Granularity | None = None
+    planner: str | None = None
+    planner_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _one_of("positions", self.positions, ("bounded", "logical", "compact"))
@@ -162,7 +166,7 @@ class SessionConfig:
             values.update(table)
         known = {item.name: item for item in fields(cls)}
         for name in known:
-            if (text := env.get(f"TENURE_{name.upper()}")) is not None and name != "policy_options":
+            if (text := env.get(f"TENURE_{name.upper()}")) is not None and name not in _TABLES:
                 values[name] = _number(name, text) if name in _NUMBERS else text
         values.update({name: value for name, value in overrides.items() if value is not None})
         if unknown := sorted(set(values) - set(known)):
@@ -176,6 +180,7 @@ class SessionConfig:
         return cls(**values)
 
 
+_TABLES = {"policy_options", "planner_options"}
 _NUMBERS = {"budget", "limit", "chunk", "slack", "sinks"}
 
 

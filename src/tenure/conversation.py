@@ -89,7 +89,9 @@ def adopt(session: Session, whole: Conversation) -> int:
             _relabel(session, cut, rest[0], {piece.span for piece in rest})
             rest[0] = replace(rest[0], ids=rest[0].ids[inside:], kind="closing")
         places = places_of(pieces, 0, State(), whole.transcript.snapshot())
-        session._enqueue(rest, whole.messages, whole.transcript, places)
+        fresh = session._enqueue(rest, whole.messages, whole.transcript, places)
+    if session.planning is not None:
+        session.planning.queued(session, fresh, reply=whole.reply)
     return cached
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tenure.memory import Memory
+    from tenure.planners.base import Edge
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class SessionStats:
         spans: messages so far.
         planned_residency: mean resident share of the spans that a coming step reads; None without any.
         rotary_gap: mean distance from the next token to the residents of these spans; None without any.
+        planner: what the planners have proposed so far, as counts; None without planners.
     """
 
     tokens: int
@@ -43,6 +45,7 @@ class SessionStats:
     spans: int
     planned_residency: float | None
     rotary_gap: float | None
+    planner: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -68,6 +71,7 @@ class SpanReport:
         readers: unfinished steps that read it, nearest first.
         evicted: slots lost by reason, summed over layers.
         text: its text.
+        edges: what planners have said of it, newest first.
     """
 
     id: str
@@ -84,6 +88,7 @@ class SpanReport:
     readers: tuple[str, ...]
     evicted: dict[str, int]
     text: str
+    edges: tuple[Edge, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""

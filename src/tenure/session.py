@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,6 +19,7 @@ from tenure.history import places_of, record_calls
 from tenure.interrupt import uninterrupted
 from tenure.memory import Memory
 from tenure.plan import Plan, Step
+from tenure.planners import make_planning
 from tenure.reads import check_reads
 from tenure.references import check_plan, settle
 from tenure.regions import Region
@@ -66,6 +68,11 @@ class Session:
         self.engine = engine
         self.config = config
         self.plan = plan
+        self.planning = (
+            None if config.planner is None else make_planning(config.planner, config.planner_options)
+        )
+        if self.planning is not None:
+            archive = self.planning.archive(archive)
         self.memory = Memory(config, engine.device, plan, archive)
         self.logits: Tensor | None = None
         """Logits ``[vocabulary]`` behind the last token, fp32; None where they were not computed."""
@@ -119,7 +126,10 @@ class Session:
         check_reads(self.memory, parsed)
         places = places_of(pieces, len(self.memory.ids) + self.memory.waiting, before, transcript.snapshot())
         with uninterrupted():
-            return self._enqueue(pieces, parsed, transcript, places)
+            spans = self._enqueue(pieces, parsed, transcript, places)
+        if self.planning is not None:
+            self.planning.queued(self, spans, reply=reply)
+        return spans
 
     def sync(self, messages: Iterable[MessageLike], *, reply: bool = True) -> int:
         """Make the session's history equal a whole conversation, computing only what differs.
@@ -301,6 +311,8 @@ class Session:
             )
         if span.role != "assistant" or span.pin is not None:
             span = self._new_span(None, Region.ASSISTANT, "assistant", None)  # the template writes no header
+        if self.planning is not None:
+            self.planning.requested(self)
         if not self.memory.waiting and self.logits is None:
             self.memory.retake_last()  # a rollback has left the last token without its logits
         prefetch_next(self.memory)
@@ -361,6 +373,8 @@ class Session:
             calls: of tools; their results come before the step is done.
         """
         self._turn = None
+        if self.planning is not None:
+            self.planning.ended(self, calls=bool(calls))
         if calls:
             record_calls(self, calls)
         elif self._step is not None and finished:
@@ -430,6 +444,7 @@ class Session:
         copy.__dict__.update(self.__dict__)
         copy.plan = self.plan.copy()
         copy.memory = self.memory.fork(copy.plan)
+        copy.planning = None if self.planning is None else self.planning.fork()
         copy._transcript = None if self._transcript is None else self._transcript.fork()
         copy._states = list(self._states)
         copy._turn = None
@@ -474,7 +489,8 @@ class Session:
         Raises:
             UnknownSpanError: no such span.
         """
-        return span_report(self.memory, span_id, lambda a, b: self.text_of(self.memory.ids[a:b]))
+        report = span_report(self.memory, span_id, lambda a, b: self.text_of(self.memory.ids[a:b]))
+        return report if self.planning is None else replace(report, edges=self.planning.edges_of(span_id))
 
     def text_of(self, ids: Iterable[int]) -> str:
         """Token ids as text; empty without a tokenizer."""
@@ -487,7 +503,8 @@ class Session:
 
     def stats(self) -> SessionStats:
         """Counters; see :class:`SessionStats`."""
-        return session_stats(self.memory, self.engine.layout.token_bytes)
+        stats = session_stats(self.memory, self.engine.layout.token_bytes)
+        return stats if self.planning is None else replace(stats, planner=self.planning.to_json())
 
     def close(self) -> None:
         """End an open turn and free the slab. The ledger still answers; anything else is refused."""

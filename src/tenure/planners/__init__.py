@@ -1,1 +1,65 @@
-"""Planners: who says which spans the coming steps read."""
+"""Planners: who says which spans the coming steps read. To add one: its file, a line here, a row in the tests."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from tenure.errors import ConfigError
+from tenure.planners.base import LATER, NOW, Context, Edge, Planner, PlannerError, Proposal
+from tenure.planners.retrieval import Retrieval
+from tenure.planners.turns import Planning
+
+PLANNERS: dict[str, type[Planner]] = {planner.name: planner for planner in (Retrieval,)}
+
+
+def make_planning(names: str, options: Mapping[str, Any] | None = None) -> Planning:
+    """The planners of a session.
+
+    Args:
+        names: a key of ``PLANNERS``, or several joined by ``+``; they are asked in this order.
+        options: fields of the planner; of several planners, by the planner's name.
+
+    Raises:
+        ConfigError: unknown name or field.
+    """
+    listed = [name.strip() for name in str(names).split("+")]
+    options = dict(options or {})
+    if len(listed) > 1 and (unknown := sorted(set(options) - set(listed))):
+        raise ConfigError(
+            f"{unknown[0]!r} is not one of the planners",
+            option="planner_options",
+            way_out=f"Give options by planner: {', '.join(listed)}",
+        )
+    return Planning([_make(name, options if len(listed) == 1 else options.get(name, {})) for name in listed])
+
+
+def _make(name: str, options: Mapping[str, Any]) -> Planner:
+    if name not in PLANNERS:
+        close = difflib.get_close_matches(name, PLANNERS, n=1)
+        hint = f"Did you mean {close[0]!r}? " if close else ""
+        raise ConfigError(
+            f"{name!r} is not known", option="planner", way_out=f"{hint}Known: {', '.join(PLANNERS)}"
+        )
+    try:
+        return PLANNERS[name](**options)
+    except TypeError as error:
+        raise ConfigError(
+            str(error), option=f"planner {name}", way_out="See the fields of the planner"
+        ) from error
+
+
+__all__ = [
+    "LATER",
+    "NOW",
+    "PLANNERS",
+    "Context",
+    "Edge",
+    "Planner",
+    "PlannerError",
+    "Planning",
+    "Proposal",
+    "Retrieval",
+    "make_planning",
+]

@@ -1,0 +1,200 @@
+"""Planners at work: asked at each turn boundary; their edges enter the plan, and evicted spans are fetched.
+
+A boundary is where messages are queued, and where a reply is requested without new ones. The edges of the turn under
+way hang on an implicit step, ``turn-3`` for the third reply, which ends with the reply; a plan of the client's own
+goes on beside it. What planners say can be wrong, late or too much: edges that the budget cannot hold are left out,
+and a planner that fails is noted and passed over.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tenure.errors import TenureError
+from tenure.planners.base import LATER, NOW, Context, Edge, Planner, Proposal
+from tenure.planners.corpus import Corpus, document
+from tenure.references import contents
+from tenure.tiers.shelf import Shelf
+
+if TYPE_CHECKING:
+    from tenure.session import Session
+    from tenure.spans import Span
+    from tenure.tiers.record import Archive
+
+_LOG = 512
+"""Edges and problems that are remembered for explanations."""
+
+
+class Planning:
+    """The planners of one session.
+
+    Args:
+        planners: asked in this order.
+    """
+
+    def __init__(self, planners: Sequence[Planner]) -> None:
+        self.planners = tuple(planners)
+        self.edges: deque[Edge] = deque(maxlen=_LOG)
+        """The latest edges that were entered into the plan, oldest first."""
+        self.problems: deque[str] = deque(maxlen=_LOG)
+        """The latest things that went wrong, oldest first."""
+        self.counts: Counter[str] = Counter()
+        self._corpus = Corpus()
+        self._turn = 1
+        self._asked = False
+        self._over = False
+        """Whether the last message queued was the assistant's own, which ends a turn like a generated one."""
+        self._latest: set[str] = set()
+        self._now: dict[str, list[Edge]] = {}
+        """Edges of the turn under way, by planner."""
+
+    def archive(self, archive: Archive | None) -> Archive | None:
+        """The archive that the planners need: the session's own, or host memory where it has none."""
+        if archive is None and any(planner.needs_archive for planner in self.planners):
+            archive = Shelf()
+        return archive
+
+    # -- boundaries ------------------------------------------------------------------------------
+
+    def queued(self, session: Session, spans: Sequence[Span], *, reply: bool) -> None:
+        """Messages wait to be computed.
+
+        Args:
+            session: theirs.
+            spans: of the messages.
+            reply: whether an answer is requested behind them.
+        """
+        if spans:
+            if self._over:
+                self.ended(session)
+            self._over = spans[-1].role == "assistant" and not reply
+            self._latest = {span.id for span in spans}
+            self._asked = self._asked or reply
+            self._boundary(session, self._latest, reply=reply)
+
+    def requested(self, session: Session) -> None:
+        """An answer is about to start. Planners are asked unless they were with the messages before it."""
+        if self._asked:
+            return
+        self._asked = True
+        fresh = set(self._latest)
+        for span, _ in contents(session.memory):
+            if not self._latest and span.role != "assistant":
+                fresh = {span.id}  # raw ids: the last of them ask
+        if fresh:
+            self._boundary(session, fresh, reply=True)
+
+    def ended(self, session: Session) -> None:
+        """The turn is over, finished or cancelled."""
+        session.plan.end_turn()
+        self._turn += 1
+        self._asked = self._over = False
+        self._latest = set()
+        self._now.clear()
+
+    # -- asking about it -------------------------------------------------------------------------
+
+    def edges_of(self, span_id: str) -> tuple[Edge, ...]:
+        """The latest edges of a span, newest first."""
+        return tuple(edge for edge in reversed(self.edges) if edge.span == span_id)
+
+    def to_json(self) -> dict[str, Any]:
+        """Counts a planner, and the latest problem."""
+        return {
+            "planners": [planner.name for planner in self.planners],
+            "counts": dict(sorted(self.counts.items())),
+            "problem": self.problems[-1] if self.problems else None,
+        }
+
+    def fork(self) -> Planning:
+        """For a fork of the session."""
+        copy = Planning([planner.fork() for planner in self.planners])
+        copy.edges.extend(self.edges)
+        copy.problems.extend(self.problems)
+        copy.counts.update(self.counts)
+        copy._corpus = self._corpus.fork()
+        copy._turn, copy._asked, copy._over = self._turn, self._asked, self._over
+        copy._latest, copy._now = set(self._latest), dict(self._now)
+        return copy
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _boundary(self, session: Session, fresh: set[str], *, reply: bool) -> None:
+        gone, come = self._corpus.update(session)
+        if gone:
+            session.plan.forget_spans(set(gone) - {one.id for one in come})
+        new = [document(session, span, ids) for span, ids in contents(session.memory) if span.id in fresh]
+        context = Context(session, gone, come, new, reply, self._turn)
+        for planner in self.planners:
+            try:
+                proposal = planner.propose(context)
+            except TenureError as error:
+                self.counts[f"{planner.name}.problems"] += 1
+                self.problems.append(f"{planner.name}: {error}")
+            else:
+                self._enter(session, planner.name, proposal)
+        if session.plan.turn is not None:
+            back = session.memory.restore(session.plan.turn.spans)
+            self.counts["fetched"] += len(back)
+
+    def _enter(self, session: Session, name: str, proposal: Proposal) -> None:
+        plan = session.plan
+        for step in proposal.steps:
+            if step.id not in plan:
+                plan.add(step)
+        for old, new in proposal.superseded.items():
+            try:
+                plan.supersede(old, new)
+                self.counts[f"{name}.superseded"] += 1
+            except TenureError as error:
+                self.problems.append(f"{name}: {error}")
+        edges = [
+            replace(edge, planner=name)
+            for edge in sorted(proposal.edges, key=lambda edge: -edge.score)
+            if edge.step in (NOW, LATER) or edge.step in plan
+        ]
+        later = [edge.span for edge in edges if edge.step == LATER and isinstance(edge.span, str)]
+        if proposal.expected or later:
+            plan.expect([*([] if proposal.expected else plan.expected), *later])
+        now = [edge for edge in edges if edge.step == NOW]
+        if now:
+            # What a planner says of the turn takes the place of what it said before.
+            self._now.pop(name, None)
+            held = [edge.span for others in self._now.values() for edge in others]
+            now = self._now[name] = self._fitting(session, held, now)
+            plan.end_turn()
+            plan.add_turn_reads(
+                [*map(str, held), *(str(edge.span) for edge in now)], name=f"turn-{self._turn}"
+            )
+        entered = now + [edge for edge in edges if edge.step == LATER]
+        for step_id in dict.fromkeys(edge.step for edge in edges if edge.step not in (NOW, LATER)):
+            fits = self._fitting(session, plan[step_id].reads, (e for e in edges if e.step == step_id))
+            plan.add_reads(step_id, [edge.span for edge in fits])
+            entered += fits
+        self.edges.extend(entered)
+        self.counts[f"{name}.proposed"] += len(proposal.edges)
+        self.counts[f"{name}.entered"] += len(entered)
+
+    def _fitting(self, session: Session, held: Iterable[object], edges: Iterable[Edge]) -> list[Edge]:
+        """Edges of one step whose spans fit half of the budget together with what the step reads already.
+
+        What a step reads must fit the budget, or the step is refused: planners may not bring that about.
+        """
+        table, budget = session.memory.ledger.spans, session.config.budget
+        reads = set(held)
+        used = sum(len(table.get(read)) for read in reads if isinstance(read, str) and read in table)
+        fits = []
+        for edge in edges:
+            if edge.span in reads:
+                continue
+            size = len(table.get(edge.span)) if isinstance(edge.span, str) and edge.span in table else 0
+            if budget is not None and used + size > budget // 2:
+                self.problems.append(f"{edge.planner}: {edge.span} does not fit what {edge.step} may read")
+                continue
+            used += size
+            reads.add(edge.span)
+            fits.append(edge)
+        return fits
