@@ -72,7 +72,7 @@ class Session:
             None if config.planner is None else make_planning(config.planner, config.planner_options)
         )
         if self.planning is not None:
-            archive = self.planning.archive(archive)
+            archive = self.planning.archive(engine, config, archive)
         self.memory = Memory(config, engine.device, plan, archive)
         self.logits: Tensor | None = None
         """Logits ``[vocabulary]`` behind the last token, fp32; None where they were not computed."""

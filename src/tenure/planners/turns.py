@@ -13,16 +13,25 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from tenure.errors import TenureError
 from tenure.planners.base import LATER, NOW, Context, Edge, Planner, Proposal
 from tenure.planners.corpus import Corpus, document
 from tenure.references import contents
-from tenure.tiers.shelf import Shelf
+from tenure.tiers.archive import SpanArchive
+from tenure.tiers.spec import TierSpec
+from tenure.tiers.stack import TierStack
 
 if TYPE_CHECKING:
+    from tenure.config import SessionConfig
+    from tenure.engine import Engine
     from tenure.session import Session
     from tenure.spans import Span
     from tenure.tiers.record import Archive
+
+_HOST = 4 << 30
+"""Bytes of host memory for evicted spans where no tier is named, at most a quarter of what is free."""
 
 _LOG = 512
 """Edges and problems that are remembered for explanations."""
@@ -51,10 +60,13 @@ class Planning:
         self._now: dict[str, list[Edge]] = {}
         """Edges of the turn under way, by planner."""
 
-    def archive(self, archive: Archive | None) -> Archive | None:
-        """The archive that the planners need: the session's own, or host memory where it has none."""
-        if archive is None and any(planner.needs_archive for planner in self.planners):
-            archive = Shelf()
+    def archive(self, engine: Engine, config: SessionConfig, archive: Archive | None) -> Archive | None:
+        """The archive that the planners need: the session's own, or host memory where no tier is named."""
+        needed = any(planner.needs_archive for planner in self.planners) and config.budget is not None
+        if archive is None and needed:
+            most = min(_HOST, psutil.virtual_memory().available // 4)
+            host = TierSpec(kind="host", capacity=most)
+            archive = SpanArchive(TierStack([host], engine.fingerprint.digest))
         return archive
 
     # -- boundaries ------------------------------------------------------------------------------
