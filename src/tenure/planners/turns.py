@@ -99,13 +99,19 @@ class Planning:
         if fresh:
             self._boundary(session, fresh, reply=True)
 
-    def ended(self, session: Session) -> None:
-        """The turn is over, finished or cancelled."""
-        session.plan.end_turn()
-        self._turn += 1
+    def ended(self, session: Session, *, calls: bool = False) -> None:
+        """The turn is over, finished or cancelled.
+
+        Args:
+            session: its session.
+            calls: it called tools: the results belong to the same turn, which is asked for anew with them.
+        """
         self._asked = self._over = False
         self._latest = set()
-        self._now.clear()
+        if not calls:
+            session.plan.end_turn()
+            self._turn += 1
+            self._now.clear()
 
     # -- asking about it -------------------------------------------------------------------------
 
