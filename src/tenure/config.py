@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from tenure.errors import ConfigError
+from tenure.region_table import region_changes
 from tenure.tiers.spec import parse_tiers
 
 Granularity = Literal["session", "layer"]
@@ -75,6 +76,8 @@ class SessionConfig:
         chunk: ``H``, tokens a forward while text is read.
         slack: slots that decoding may use over the budget before a burst of evictions.
         sinks: first tokens of the session that always stay.
+        regions: by name, what differs from the default table of regions: ``{"scratchpad": {"half_life": 20}}``, or the
+            path of a file of ``tenure calibrate``.
         granularity: one kept set for the whole session, or one a layer; None leaves it to the policy.
         planner: who finds out what a turn reads, besides the plan: names of planners, joined by ``+``; None for nobody.
         planner_options: fields of the planner; of several planners, by the planner's name.
@@ -88,11 +91,13 @@ class SessionConfig:
     chunk: int = 2048
     slack: int = 128
     sinks: int = 4
+    regions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     granularity: Granularity | None = None
     planner: str | None = None
     planner_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "regions", region_changes(self.regions))
         _one_of("positions", self.positions, ("bounded", "logical", "compact"))
         if self.granularity is not None:
             _one_of("granularity", self.granularity, ("session", "layer"))

@@ -15,7 +15,7 @@ from tenure.encode import common_prefix
 from tenure.history import beyond, places_of
 from tenure.interrupt import uninterrupted
 from tenure.messages import Message
-from tenure.pieces import Piece
+from tenure.pieces import Piece, marked
 from tenure.skeleton import State
 from tenure.spans import Span, check_span_id
 
@@ -49,7 +49,7 @@ def render(transcript: Transcript, messages: Iterable[MessageLike], *, reply: bo
     Raises:
         MessageError: a message is malformed, or the template refuses it.
     """
-    parsed = [Message.parse(message, index) for index, message in enumerate(messages)]
+    parsed = [Message.parse(message, index, transcript.regions) for index, message in enumerate(messages)]
     twin = transcript.fork()
     twin.restore(State())
     pieces = twin.open(parsed, add_generation_prompt=reply)
@@ -65,7 +65,8 @@ def adopt(session: Session, whole: Conversation) -> int:
     Returns:
         Tokens that were reused.
     """
-    memory, pieces = session.memory, whole.pieces
+    memory = session.memory
+    pieces = marked(whole.pieces, memory.aging.table)
     cached = common_prefix(memory.ids, whole.ids)
     if whole.reply and cached == len(whole.ids):
         cached -= 1  # the last token is computed again for its logits
@@ -77,7 +78,7 @@ def adopt(session: Session, whole: Conversation) -> int:
         if not same or (piece.pin == "hard" and cut.evicted):
             # What the session has of this piece stays with the spans that it belongs to.
             taken = piece.span in spans and spans.get(str(piece.span)).start < cached
-            rest[0] = replace(piece, ids=piece.ids[inside:], span=None if taken else piece.span)
+            rest[0] = replace(piece.after(inside), span=None if taken else piece.span)
             cut = None
     session._check(rest, upto=cached if cut is None else cut.start)
     with uninterrupted():
@@ -87,7 +88,7 @@ def adopt(session: Session, whole: Conversation) -> int:
         session._states = [(0, State())]
         if cut is not None:
             _relabel(session, cut, rest[0], {piece.span for piece in rest})
-            rest[0] = replace(rest[0], ids=rest[0].ids[inside:], kind="closing")
+            rest[0] = replace(rest[0].after(inside), kind="closing")
         places = places_of(pieces, 0, State(), whole.transcript.snapshot())
         fresh = session._enqueue(rest, whole.messages, whole.transcript, places)
     if session.planning is not None:
@@ -101,3 +102,7 @@ def _relabel(session: Session, span: Span, piece: Piece, reserved: Container[str
         new = session._new_span(piece.span, piece.region, piece.role, None, reserved)
         session.memory.ledger.spans.rename(span, new.id)
     span.region, span.role, span.pin = piece.region, piece.role, piece.pin
+    kept = ((start, region) for start, _, region in piece.parts if start < len(span))
+    ends = ((stop, piece.region) for _, stop, _ in piece.parts if stop < len(span))
+    span.parts = sorted([*kept, *ends], key=lambda part: part[0])
+    session.memory.aging.label(session.memory.ledger, span)

@@ -122,6 +122,12 @@ class ChatTemplate:
             template = template.get("tool_use") or template.get("default") or ""
         return str(template)
 
+    @property
+    def tool_names(self) -> tuple[str, ...]:
+        """Names of the functions that the template shows."""
+        functions = [tool.get("function", tool) for tool in self.tools or ()]
+        return tuple(one["name"] for one in functions if isinstance(one, dict) and one.get("name"))
+
     def mark(self, number: int) -> str:
         """The unique text that stands for text `number`."""
         return f"Q{self._nonce}x{number}Z"

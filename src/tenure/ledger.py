@@ -12,7 +12,7 @@ from torch import Tensor
 from tenure.errors import IntegrityError
 from tenure.spans import Span, SpanTable
 
-SLOT_ARRAYS = ("logical", "position", "score")
+SLOT_ARRAYS = ("logical", "position", "score", "region", "born", "energy", "value")
 """Names of the per-slot arrays of a ledger. A further one is a name here and a line in ``__init__``."""
 
 
@@ -44,6 +44,14 @@ class Ledger:
         self.logical = torch.zeros(groups, capacity, dtype=torch.int64, device=device)
         self.position = torch.zeros(groups, capacity, dtype=torch.int64, device=device)
         self.score = torch.zeros(groups, capacity, dtype=torch.float32, device=device)
+        self.region = torch.zeros(groups, capacity, dtype=torch.int64, device=device)
+        """Number of the slot's region in the session's table."""
+        self.born = torch.zeros(groups, capacity, dtype=torch.float64, device=device)
+        """When the slot was new, by the clock of its region."""
+        self.energy = torch.zeros(groups, capacity, dtype=torch.float32, device=device)
+        """Decaying attention, as the policy has stored it."""
+        self.value = torch.zeros(groups, capacity, dtype=torch.float32, device=device)
+        """Norm of the slot's value, where the policy asks for it."""
 
     @property
     def arrays(self) -> dict[str, Tensor]:

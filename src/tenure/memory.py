@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from tenure.aging import Aging
 from tenure.cache.attend import Work
 from tenure.cache.ragged import RaggedSegment
 from tenure.cache.rows import CosSin, Layout, RowSegment
@@ -28,8 +29,10 @@ from tenure.interrupt import uninterrupted
 from tenure.kernels import Kernels
 from tenure.ledger import Ledger
 from tenure.plan import Plan
-from tenure.policies import Policy, View, make_policy, select
+from tenure.policies import Look, Policy, View, make_policy, select
 from tenure.positions import position_map
+from tenure.region_table import RegionTable
+from tenure.regions import AnyRegion
 from tenure.spans import Span
 from tenure.tiers.prefetch import prefetch
 from tenure.tiers.record import Archive, SpanRecord
@@ -48,6 +51,7 @@ _SHRUNK = 64
 class _Waiting:
     ids: Sequence[int]
     span: Span
+    region: AnyRegion
     done: int = 0
 
 
@@ -89,6 +93,7 @@ class Memory:
         )
         self.frozen = Frozen()
         """What was compressed; its slots are part of the budget."""
+        self.aging = Aging(RegionTable(config.regions), device.layout.device)
         self._capture = None if archive is None else Capture(archive)
         self._backlog: deque[_Waiting] = deque()
         self._chunk_left = config.chunk
@@ -138,6 +143,14 @@ class Memory:
         return self.ledger.spans[-1] if len(self.ledger.spans) else None
 
     @property
+    def last_region(self) -> AnyRegion | None:
+        """The region of the last token, computed or waiting; None in an empty session."""
+        if self._backlog:
+            return self._backlog[-1].region
+        span = self.last_span
+        return None if span is None else span.parts[-1][1] if span.parts else span.region
+
+    @property
     def last_id(self) -> int | None:
         """The last token, computed or waiting; None in an empty session."""
         if self._backlog:
@@ -150,14 +163,14 @@ class Memory:
         return {item.span.id for item in self._backlog}
 
     @property
-    def backlog(self) -> list[tuple[Span, Sequence[int]]]:
-        """Tokens that wait, in order, each run with its span."""
-        return [(item.span, item.ids[item.done :]) for item in self._backlog]
+    def backlog(self) -> list[tuple[Span, Sequence[int], AnyRegion]]:
+        """Tokens that wait, in order, each run with its span and its region."""
+        return [(item.span, item.ids[item.done :], item.region) for item in self._backlog]
 
-    def queue(self, ids: Sequence[int], span: Span) -> None:
-        """Put tokens behind the backlog as (a further part of) a span."""
+    def queue(self, ids: Sequence[int], span: Span, region: AnyRegion | None = None) -> None:
+        """Put tokens behind the backlog as (a further part of) a span; a part may be of another region."""
         if len(ids):
-            self._backlog.append(_Waiting(ids, span))
+            self._backlog.append(_Waiting(ids, span, span.region if region is None else region))
 
     def drop_backlog(self) -> None:
         """Forget tokens that were not computed yet."""
@@ -239,12 +252,13 @@ class Memory:
             decoding: evict only when the slack is used up.
         """
         count = work.stop - work.start
-        self._enter(count)
+        turns = self._enter(count)
         self.rows.commit(count)
         self.ledger.commit(count)
+        steps = self.aging.advance(count, turns, decoding=decoding)
+        self.aging.enter(self.ledger, count)
         if work.mass is not None:
-            rows = self.ledger.rows
-            self.ledger.score[:, :rows] = self.policy.observe(self.ledger.score[:, :rows], work.mass)
+            self._learn(work.mass, count, steps)
         decoding &= self._chunk_left == self.config.chunk
         self._chunk_left -= count
         if not self._chunk_left or not self._backlog:
@@ -255,15 +269,39 @@ class Memory:
         if POISON:
             self.check_integrity()
 
-    def _enter(self, count: int) -> None:
-        length = len(self.ids)
+    def _learn(self, mass: Tensor, count: int, steps: float) -> None:
+        """Let the policy take in the attention of one forward."""
+        ledger, rows = self.ledger, slice(0, self.ledger.rows)
+        if self.policy.values:
+            new = slice(ledger.rows - count, ledger.rows)
+            ledger.value[:, new] = self.rows.value_norms(new, ledger.groups)
+        window = self.policy.statistics.window if self.policy.statistics else 0
+        look = Look(
+            **{name: array[:, rows] for name, array in ledger.arrays.items() if name != "position"},
+            mass=mass,
+            new=count,
+            queries=min(window or count, count),
+            steps=steps,
+            sinks=self.config.sinks,
+            table=self.aging,
+        )
+        for name, values in self.policy.absorb(look).items():
+            getattr(ledger, name)[:, rows] = values
+
+    def _enter(self, count: int) -> int:
+        """Enter waiting tokens into list and spans; returns how many messages that are not the model's began."""
+        length, turns = len(self.ids), 0
         while count:
             item = self._backlog[0]
             taken = min(count, len(item.ids) - item.done)
             if item.span.id not in self.ledger.spans:
                 item.span.start = item.span.stop = length
                 item.span.evicted.clear()  # of tokens that were taken back
+                item.span.parts.clear()
                 self.ledger.spans.add(item.span)
+                turns += item.span.role != "assistant"
+            if item.region != (item.span.parts[-1][1] if item.span.parts else item.span.region):
+                item.span.parts.append((len(item.span), item.region))
             self.ids.extend(item.ids[item.done : item.done + taken])
             item.done += taken
             item.span.stop += taken
@@ -271,6 +309,7 @@ class Memory:
             count -= taken
             if item.done == len(item.ids):
                 self._backlog.popleft()
+        return turns
 
     def view(self) -> View:
         """What the policy sees now."""
@@ -289,11 +328,16 @@ class Memory:
             if span.pin is not None:
                 pins[number] = 2 if span.pin == "hard" else 1
         owner = ledger.span_index(logical).clamp_(min=0)
+        region = ledger.region[:, :rows]
         return View(
             logical=logical,
             score=ledger.score[:, :rows],
+            region=region,
+            born=ledger.born[:, :rows],
+            energy=ledger.energy[:, :rows],
+            table=self.aging.vectors(),
             readers=readers[owner],
-            pin=pins[owner],
+            pin=self.aging.pins(pins[owner], region),
             span=owner,
             sizes=torch.tensor([len(span) for span in ledger.spans] or [0], device=logical.device),
             length=ledger.length,
@@ -374,6 +418,7 @@ class Memory:
         self.freeze(frozen)
         self.rows.keep(index)
         order = self.ledger.splice(span, index, record.score.to(index.device))
+        self.aging.label(self.ledger, span)
         self.rows.splice(order, record.keys, record.values)
         if self.positions.renumber(self.ledger.next_position, 0, self.ledger.gaps):
             self.ledger.renumber()
@@ -470,11 +515,12 @@ class Memory:
         copy.ids = array("I", self.ids)
         copy.ledger = self.ledger.clone()
         copy.rows = self.rows.clone(copy.ledger.position)
+        copy.aging = self.aging.fork()
         copy._capture = None if self._capture is None else self._capture.fork()
         spans = {span.id: span for span in copy.ledger.spans}
         for item in self._backlog:
-            spans.setdefault(item.span.id, replace(item.span, evicted=Counter()))
-        copy._backlog = deque(_Waiting(item.ids, spans[item.span.id], item.done) for item in self._backlog)
+            spans.setdefault(item.span.id, replace(item.span, evicted=Counter(), parts=list(item.span.parts)))
+        copy._backlog = deque(replace(item, span=spans[item.span.id]) for item in self._backlog)
         return copy
 
     def free(self) -> None:

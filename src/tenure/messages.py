@@ -7,13 +7,13 @@ The fields of the OpenAI chat format, and Tenure's optional marks: `span` (an id
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from tenure.errors import ConfigError, MessageError, PlanError
-from tenure.regions import Region, infer_region, parse_region
+from tenure.regions import AnyRegion, CustomRegion, Region, infer_region, parse_region
 from tenure.steps import Read, parse_read
 
 Pin = Literal["hard", "soft"]
@@ -49,7 +49,7 @@ class Message:
     name: str | None = None
     reasoning_content: str | None = None
     span: str | None = None
-    region: Region | None = None
+    region: AnyRegion | None = None
     pin: Pin | None = None
     step: str | None = None
     reads: tuple[Read, ...] = ()
@@ -61,17 +61,23 @@ class Message:
         return tuple((call["id"], call["function"]["name"]) for call in self.tool_calls)
 
     @property
-    def memory_region(self) -> Region:
+    def memory_region(self) -> AnyRegion:
         """The region given, or the one inferred from role and text."""
         return self.region if self.region is not None else infer_region(self)
 
+    @property
+    def empty(self) -> bool:
+        """Whether it brings no text of its own: then hints on it have nothing to act on."""
+        return not (self.content.strip() or self.tool_calls or (self.reasoning_content or "").strip())
+
     @classmethod
-    def parse(cls, obj: object, index: int = 0) -> Message:
+    def parse(cls, obj: object, index: int = 0, regions: Iterable[str] | None = None) -> Message:
         """Check and convert one message.
 
         Args:
             obj: a string (a user message), a mapping or a `Message`.
             index: its place in the caller's list, for errors.
+            regions: names of the regions that are known; those of `Region` if None.
 
         Raises:
             MessageError: names the index and the field.
@@ -79,14 +85,15 @@ class Message:
         if isinstance(obj, str):
             obj = {"role": "user", "content": obj}
         elif isinstance(obj, Message):
-            return _parse({name: getattr(obj, name) for name in _FIELDS}, index, obj.ignored)
+            return _parse({name: getattr(obj, name) for name in _FIELDS}, index, obj.ignored, regions)
         if not isinstance(obj, Mapping):
             raise MessageError(
                 f"expected an object or a text, got {type(obj).__name__}",
                 index=index,
                 way_out='Send {"role": ..., "content": ...}',
             )
-        return _parse(obj, index, tuple(sorted(str(name) for name in obj if name not in _FIELDS)))
+        ignored = tuple(sorted(str(name) for name in obj if name not in _FIELDS))
+        return _parse(obj, index, ignored, regions)
 
     def as_chat(self) -> dict[str, Any]:
         """The form that chat templates read, without marks."""
@@ -106,7 +113,9 @@ class Message:
 _FIELDS = tuple(field.name for field in fields(Message) if field.name != "ignored")
 
 
-def _parse(obj: Mapping[str, Any], index: int, ignored: tuple[str, ...]) -> Message:
+def _parse(
+    obj: Mapping[str, Any], index: int, ignored: tuple[str, ...], regions: Iterable[str] | None
+) -> Message:
     role = obj.get("role")
     if role not in ROLES:
         raise MessageError(
@@ -133,7 +142,7 @@ def _parse(obj: Mapping[str, Any], index: int, ignored: tuple[str, ...]) -> Mess
         name=_text(obj.get("name"), "name", index),
         reasoning_content=reasoning,
         span=_id(obj.get("span"), "span", index),
-        region=_region(obj.get("region"), index),
+        region=_region(obj.get("region"), index, regions),
         pin=_pin(obj.get("pin"), index),
         step=_id(obj.get("step"), "step", index),
         reads=_reads(obj.get("reads"), index),
@@ -224,12 +233,11 @@ def _id(value: object, field: str, index: int) -> str | None:
     return text
 
 
-def _region(value: object, index: int) -> Region | None:
-    text = _text(value, "region", index)
-    if text is None:
-        return None
+def _region(value: object, index: int, names: Iterable[str] | None) -> AnyRegion | None:
+    if value is None or isinstance(value, (Region, CustomRegion)):
+        return value
     try:
-        return parse_region(text)
+        return parse_region(value if isinstance(value, Mapping) else _text(value, "region", index), names)
     except ConfigError as error:
         raise MessageError(f"region: {error.cause}", index=index, way_out=error.way_out) from None
 

@@ -60,7 +60,7 @@ def check_plan(session: Session, *, pending_ok: bool) -> None:
 def contents(memory: Memory) -> Iterator[tuple[Span, array[int]]]:
     """Every span of a session with its ids, in order, those that wait to be computed included."""
     waiting: dict[str, tuple[Span, array[int]]] = {}
-    for span, ids in memory.backlog:
+    for span, ids, _ in memory.backlog:
         waiting.setdefault(span.id, (span, array("I")))[1].extend(ids)
     for span in memory.ledger.spans:
         computed = memory.ids[span.start : span.stop]

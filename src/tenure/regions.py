@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Protocol
 
@@ -26,6 +27,20 @@ class Region(StrEnum):
     ASSISTANT = "assistant"
     SCRATCHPAD = "scratchpad"
     OTHER = "other"
+
+
+class CustomRegion(str):
+    """A region that a session's config defines, or one with overrides of its own: ``user:half_life=300,pin=soft``.
+
+    A plain text in every wire form. The session checks it against its table.
+    """
+
+
+AnyRegion = Region | CustomRegion
+"""What a message or a span carries."""
+
+
+_VALUES = frozenset(region.value for region in Region)
 
 
 class HasRoleAndContent(Protocol):
@@ -56,6 +71,7 @@ _DOCUMENT_END = re.compile(
     r"</(document|documents|context|retrieved|search_results|passages?|sources?)>|^```\s*$",
     re.IGNORECASE | re.MULTILINE,
 )
+_THINK, _THINK_END = "<think>", "</think>"
 _PLAN_TAG = re.compile(r"\s*<plan>", re.IGNORECASE)
 
 # Fences stand near the ends of a message; a 2 MB paste is not searched from end to end.
@@ -80,26 +96,100 @@ def infer_region(message: HasRoleAndContent) -> Region:
     return region
 
 
-def parse_region(name: str) -> Region:
-    """Turn a name from a user into a `Region`.
+def parse_region(name: object, names: Iterable[str] | None = None) -> AnyRegion:
+    """Turn a name from a user into a region.
+
+    Args:
+        name: a region, ``NAME:FIELD=VALUE,...``, or an object ``{"name": NAME, FIELD: VALUE}``.
+        names: known regions; those of :class:`Region` if None.
 
     Raises:
         ConfigError: the name is not a region; the message lists the known ones and the closest.
     """
-    try:
-        return Region(name)
-    except ValueError:
-        known = [region.value for region in Region]
-        closest = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=0.5)
+    if isinstance(name, Mapping):
+        fields = ",".join(
+            f"{key}={'none' if name[key] is None else name[key]}" for key in name if key != "name"
+        )
+        name = f"{name.get('name', '')}:{fields}" if fields else name.get("name")
+    plain, overrides = split_region(name) if isinstance(name, str) else (str(name), {})
+    known = [region.value for region in Region] if names is None else list(names)
+    if not isinstance(name, str) or plain not in known:
+        closest = difflib.get_close_matches(plain.lower(), known, n=1, cutoff=0.5)
         hint = f"Did you mean {closest[0]!r}? " if closest else ""
         raise ConfigError(
             f"unknown region {name!r}", option="region", way_out=f"{hint}Known regions: {', '.join(known)}"
-        ) from None
+        )
+    if overrides or plain not in _VALUES:
+        return CustomRegion(name)
+    return Region(plain)
+
+
+def read_region(name: str) -> AnyRegion:
+    """A region from its text, where a session has written it."""
+    return Region(name) if name in _VALUES else CustomRegion(name)
+
+
+def split_region(name: str) -> tuple[str, dict[str, str]]:
+    """``user:half_life=300,pin=soft`` as the name and the overrides.
+
+    Raises:
+        ConfigError: not of that form.
+    """
+    plain, found, rest = name.partition(":")
+    if not found:
+        return plain, {}
+    overrides: dict[str, str] = {}
+    for item in rest.split(","):
+        key, equals, value = item.partition("=")
+        if not (key and equals and value):
+            raise ConfigError(
+                f"{name!r}: {item!r} is not FIELD=VALUE",
+                option="region",
+                way_out="Write, for example, user:half_life=300,pin=soft",
+            )
+        overrides[key.strip()] = value.strip()
+    return plain, overrides
+
+
+def reasoning(text: str) -> list[tuple[int, int]]:
+    """Ranges of a text that are ``<think>`` blocks, tags included; an open one reaches the end."""
+    ranges: list[tuple[int, int]] = []
+    at = text.find(_THINK)
+    while at >= 0:
+        end = text.find(_THINK_END, at)
+        stop = len(text) if end < 0 else end + len(_THINK_END)
+        ranges.append((at, stop))
+        at = text.find(_THINK, stop)
+    return ranges
+
+
+class Thinking:
+    """Follows a text that is being written, to tell whether it is inside a ``<think>`` block.
+
+    Args:
+        last: region of the token before the text; `scratchpad` where the prompt has opened a block.
+    """
+
+    def __init__(self, last: AnyRegion | None) -> None:
+        self._inside = last == Region.SCRATCHPAD
+        self._tail = ""
+
+    @property
+    def region(self) -> Region | None:
+        """Of the next token; None for that of its message."""
+        return Region.SCRATCHPAD if self._inside else None
+
+    def follow(self, piece: str) -> None:
+        """Go on with a piece of the text."""
+        self._tail = (self._tail + piece)[-len(piece) - len(_THINK_END) :]
+        opened, closed = self._tail.rfind(_THINK), self._tail.rfind(_THINK_END)
+        if opened != closed:
+            self._inside = opened > closed
 
 
 def _only_reasoning(text: str) -> bool:
     body = text.strip()
-    if not body.startswith("<think>"):
+    if not body.startswith(_THINK):
         return False
-    end = body.find("</think>")
-    return end < 0 or end + len("</think>") == len(body)
+    end = body.find(_THINK_END)
+    return end < 0 or end + len(_THINK_END) == len(body)

@@ -18,11 +18,12 @@ from tenure.errors import ConfigError, ModelError
 from tenure.history import places_of, record_calls
 from tenure.interrupt import uninterrupted
 from tenure.memory import Memory
+from tenure.pieces import marked
 from tenure.plan import Plan, Step
 from tenure.planners import make_planning
 from tenure.reads import check_reads
 from tenure.references import check_plan, settle
-from tenure.regions import Region
+from tenure.regions import AnyRegion, Region
 from tenure.report import SessionStats, SpanReport, session_stats, span_report
 from tenure.sampling import SamplingOptions, sampling_options
 from tenure.spans import Pin, Span, check_span_id
@@ -78,6 +79,8 @@ class Session:
         """Logits ``[vocabulary]`` behind the last token, fp32; None where they were not computed."""
         self._collected: list[Tensor] | None = None
         self._transcript = transcript
+        if transcript is not None:
+            transcript.regions = self.memory.aging.table.names
         self._turn: Turn | None = None
         self._states: list[tuple[int, State]] = [(0, State())]
         self._forcing = False
@@ -115,13 +118,15 @@ class Session:
         self._idle()
         if isinstance(messages, (str, Mapping, Message)):
             messages = [messages]
-        parsed = [Message.parse(message, index) for index, message in enumerate(messages)]
+        names = self._chat().regions
+        parsed = [Message.parse(message, index, names) for index, message in enumerate(messages)]
         before = self._chat().snapshot()
         last = self.memory.last_id if before.turn else None
         if last is not None and last not in self.stop_ids:
             last = None  # it is one only where a rollback has cut a turn's closing in two
         transcript = self._chat().fork()
-        pieces = transcript.open(parsed, add_generation_prompt=reply, last_id=last)
+        opened = transcript.open(parsed, add_generation_prompt=reply, last_id=last)
+        pieces = marked(opened, self.memory.aging.table)
         self._check(pieces)
         check_reads(self.memory, parsed)
         places = places_of(pieces, len(self.memory.ids) + self.memory.waiting, before, transcript.snapshot())
@@ -174,7 +179,8 @@ class Session:
             if span is None or piece.kind != "closing" or (span.pin == "hard" and piece.pin != "hard"):
                 span = self._new_span(piece.span, piece.region, piece.role, piece.pin, named)
                 span.message = piece.kind in ("message", "prompt")
-            self.memory.queue(piece.ids, span)
+            for ids, region in piece.runs():
+                self.memory.queue(ids, span, None if region == piece.region else region)
             if piece.kind == "message":
                 spans.append(span)
         self._transcript = transcript
@@ -187,7 +193,7 @@ class Session:
         ids: Sequence[int],
         *,
         span: str | None = None,
-        region: Region = Region.OTHER,
+        region: AnyRegion = Region.OTHER,
         pin: Pin | None = None,
     ) -> Span:
         """Read raw token ids as one span.
@@ -211,7 +217,7 @@ class Session:
         ids: Sequence[int],
         *,
         span: str | None = None,
-        region: Region = Region.OTHER,
+        region: AnyRegion = Region.OTHER,
         pin: Pin | None = None,
     ) -> Span:
         """Like :meth:`append_ids`, but the tokens wait for the next step of the engine."""
@@ -219,6 +225,7 @@ class Session:
         if self._transcript is not None and self._transcript.turn_open:
             raise ConfigError("an assistant turn is open", option="ids", way_out="Append a message first")
         ids = self._token_ids(ids)
+        pin = "hard" if self.memory.aging.table.spec(region).pin == "hard" else pin
         self.memory.check_pins(len(ids) if pin == "hard" else 0)
         new = self._new_span(span, region, None, pin)
         if not ids:
@@ -580,7 +587,7 @@ class Session:
     def _new_span(
         self,
         name: str | None,
-        region: Region,
+        region: AnyRegion,
         role: str | None,
         pin: Pin | None,
         reserved: Container[str | None] = (),

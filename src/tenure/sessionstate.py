@@ -20,7 +20,7 @@ from tenure.cache.ragged import RaggedSegment
 from tenure.config import SessionConfig
 from tenure.frozen import Frozen
 from tenure.plan import Plan
-from tenure.regions import Region
+from tenure.regions import read_region
 from tenure.skeleton import Entry, Node, State
 from tenure.spans import Span
 from tenure.tiers.portable import archive_json, fill_archive
@@ -57,6 +57,7 @@ def describe(session: Session) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "spans": [_span_json(span) for span in ledger.spans],
         "backlog": _backlog_json(memory),
         "transcript": _transcript_json(session._transcript, nodes),
+        "aging": memory.aging.to_json(),
         "states": [[length, nodes.state_json(one)] for length, one in session._states],
     }
     state["nodes"] = nodes.to_json()
@@ -100,6 +101,7 @@ def rebuild(engine: Engine, state: Mapping[str, Any], tensors: Mapping[str, Tens
     memory.reserve(counters["rows"])
     for span in state["spans"]:
         ledger.spans.add(_span(span))
+    memory.aging.fill(state["aging"])
     _fill_slots(ledger, counters, tensors)
     _fill_frozen(memory, tensors)
     odd = (tensors["odd"], tensors["odd.rotated"]) if "odd" in tensors else None
@@ -121,7 +123,9 @@ def _span_json(span: Span) -> dict[str, Any]:
 
 
 def _span(data: Mapping[str, Any]) -> Span:
-    return Span(**{**data, "region": Region(data["region"]), "evicted": Counter(data["evicted"])})
+    parts = [(offset, read_region(region)) for offset, region in data["parts"]]
+    region = read_region(data["region"])
+    return Span(**{**data, "region": region, "evicted": Counter(data["evicted"]), "parts": parts})
 
 
 def _fill_slots(ledger: Ledger, counters: Mapping[str, int], tensors: Mapping[str, Tensor]) -> None:
@@ -148,8 +152,9 @@ def _backlog_json(memory: Memory) -> list[dict[str, Any]]:
     """Tokens that wait, by span; a span of the table by its id alone, one that is yet to come as a whole."""
     known: set[str] = {span.id for span in memory.ledger.spans}
     found = []
-    for span, ids in memory.backlog:
-        found.append({"ids": list(ids), "span": span.id if span.id in known else _span_json(span)})
+    for span, ids, region in memory.backlog:
+        named = span.id if span.id in known else _span_json(span)
+        found.append({"ids": list(ids), "span": named, "region": region})
         known.add(span.id)
     return found
 
@@ -160,7 +165,7 @@ def _fill_backlog(memory: Memory, items: Iterable[Mapping[str, Any]]) -> None:
         named = item["span"]
         span = spans[named] if isinstance(named, str) else _span(named)
         spans[span.id] = span
-        memory.queue(item["ids"], span)
+        memory.queue(item["ids"], span, read_region(item["region"]))
 
 
 class _Nodes:

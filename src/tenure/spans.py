@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from tenure.errors import MessageError, UnknownSpanError
-from tenure.regions import Region
+from tenure.regions import AnyRegion
 
 Pin = Literal["hard", "soft"]
 
@@ -28,17 +28,19 @@ class Span:
         evicted: slots lost, by reason, summed over the layers of the ledger; those that came back are not counted.
         restored: times that it came back from a tier.
         message: False for what the template writes on its own account: a preamble, a closing that stands apart.
+        parts: where its region changes: offset and the region from there on, ascending.
     """
 
     id: str
     start: int
     stop: int
-    region: Region
+    region: AnyRegion
     role: str | None = None
     pin: Pin | None = None
     evicted: Counter[str] = field(default_factory=Counter)
     restored: int = 0
     message: bool = True
+    parts: list[tuple[int, AnyRegion]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -109,12 +111,16 @@ class SpanTable:
             self._starts.pop()
             del self._by_id[gone.id]
         if self._spans:
-            self._spans[-1].stop = min(self._spans[-1].stop, length)
+            last = self._spans[-1]
+            last.stop = min(last.stop, length)
+            last.parts = [part for part in last.parts if part[0] < len(last)]
 
     def clone(self) -> SpanTable:
         """An independent copy."""
         copy = SpanTable()
-        copy._spans = [replace(span, evicted=Counter(span.evicted)) for span in self._spans]
+        copy._spans = [
+            replace(span, evicted=Counter(span.evicted), parts=list(span.parts)) for span in self._spans
+        ]
         copy._starts = list(self._starts)
         copy._by_id = dict(self._by_id)
         return copy

@@ -27,8 +27,9 @@ from tenure.encode import Encoder, common_prefix, cut
 from tenure.errors import MessageError
 from tenure.layout import ChatTemplate, Layout, Moved, Refused, common_text
 from tenure.messages import Message
+from tenure.parts import Part, inner_parts
 from tenure.pieces import Piece
-from tenure.regions import Region
+from tenure.regions import AnyRegion, Region
 from tenure.skeleton import Entry, Node, State
 from tenure.toolcalls import CallForm, form_of
 
@@ -71,6 +72,8 @@ class Transcript:
         self._stop_ids: frozenset[int] | None = None
         self._end: str | None = None
         self._state = State()
+        self.regions: Sequence[str] | None = None
+        """Names of the regions that messages may carry; those of `Region` if None."""
 
     # State
 
@@ -160,7 +163,7 @@ class Transcript:
         Raises:
             MessageError: malformed, or refused by the template; nothing has changed.
         """
-        parsed = [Message.parse(message, index) for index, message in enumerate(messages)]
+        parsed = [Message.parse(message, index, self.regions) for index, message in enumerate(messages)]
         for index, message in enumerate(parsed):
             words = [
                 message.name,
@@ -328,6 +331,7 @@ class Transcript:
         marks = [*marks[:-1], marks[-1] if prompt else stop]
 
         pieces = []
+        tool_names = self._template.tool_names if state.last is None else ()
         if marks[0]:
             if state.last is None:
                 region = Region.TOOLS if self._template.tools else Region.SYSTEM
@@ -341,9 +345,17 @@ class Transcript:
                 begin = cut(ids, ends, [own[index][0][0]])[0]
                 end = cut(ids, ends, [own[index][-1][1] - 1])[0] + 1
                 inside = (max(begin, left) - left, min(end, right) - left)
-            pieces.append(Piece.of(message, offset + index, ids[left:right], inside))
+            bounds = (layout.starts[index] + shift, layout.starts[index + 1] + shift)
+            parts = inner_parts(text, bounds, message.memory_region, foreign, tool_names)
+            pieces.append(
+                Piece.of(
+                    message, offset + index, ids[left:right], inside, _ids_of(parts, ids, ends, left, right)
+                )
+            )
         if prompt:
-            pieces.append(Piece(ids[marks[-1] :], "prompt", Region.ASSISTANT, "assistant"))
+            parts = inner_parts(text, (layout.starts[-1] + shift, len(text)), Region.ASSISTANT, foreign, ())
+            inner = _ids_of(parts, ids, ends, marks[-1], len(ids))
+            pieces.append(Piece(ids[marks[-1] :], "prompt", Region.ASSISTANT, "assistant", parts=inner))
             self._state = self._state.append(Entry("assistant", generated=True))
             self._state = replace(self._state, turn=True)
         return pieces
@@ -389,11 +401,22 @@ class Transcript:
         return index + same
 
 
+def _ids_of(parts: list[Part], ids: list[int], ends: list[int], left: int, right: int) -> tuple[Part, ...]:
+    """Ranges of characters as ranges of the ids from `left` to `right`, counted from `left`."""
+    found = []
+    for start, stop, region in parts:
+        begin, end = cut(ids, ends, [start, stop])
+        begin, end = max(begin, left), min(end, right)
+        if begin < end:
+            found.append((begin - left, end - left, region))
+    return tuple(found)
+
+
 def _turns(messages: list[Message]) -> list[list[Message]]:
     """Split a list where the speaker changes: questions with their rules, answers with their tool results."""
     answers = ("assistant", "tool")
     return [list(turn) for _, turn in groupby(messages, key=lambda message: message.role in answers)]
 
 
-def _region(entry: Entry) -> Region:
+def _region(entry: Entry) -> AnyRegion:
     return Message(entry.role).memory_region

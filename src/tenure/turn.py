@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tenure.detokenize import TextStream
 from tenure.interrupt import uninterrupted
+from tenure.regions import Thinking
 from tenure.sampling import Sampler, SamplingOptions, TokenChoice
 from tenure.toolcalls import CallForm, CallStream, ToolCall
 
@@ -60,6 +61,7 @@ class Turn:
         self._parts: list[str | ToolCall] = []
         self._closed = False
         self._taken = 0
+        self._thinking = Thinking(session.memory.last_region)
 
     @property
     def done(self) -> bool:
@@ -90,8 +92,10 @@ class Turn:
         self.ids.append(token)
         if self._sampler.choice is not None:
             self.choices.append(self._sampler.choice)
-        self.session.memory.queue([token], self._span)
-        self._add(self._stream.push(token))
+        self.session.memory.queue([token], self._span, self._thinking.region)
+        piece = self._stream.push(token)
+        self._thinking.follow(piece)
+        self._add(piece)
         if self._stream.stopped is not None or self._sampler.finished:
             self.reason = "stop"
         elif len(self.ids) >= self.options.max_tokens:

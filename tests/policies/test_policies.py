@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tenure import Plan, Step
+from tenure.aging import RegionVectors
 from tenure.errors import ConfigError
-from tenure.policies import POLICIES, Policy, View, make_policy, select
+from tenure.policies import POLICIES, MemDecay, Policy, View, make_policy, select
 from tenure.policies.base import ascending
 from tests.conftest import random_ids
 from tests.oracles import check_ledger
@@ -56,7 +57,7 @@ def naive_whole(options, groups, budget, sinks):
     return stay, budget - taken
 
 
-def naive_key(name, options, slots, row, whole):
+def naive_key(name, options, slots, row, whole, sinks):
     """What a policy orders slots by; higher stays."""
     slot = slots[row]
     if name == "random":
@@ -74,9 +75,57 @@ def naive_key(name, options, slots, row, whole):
     if name == "foresight":
         if delta < 0:
             return (0, 0, slot["score"])
-        stays = slot["span"] in whole or slot["pin"] > 0
+        stays = slot["span"] in whole or slot["pin"] > 0 or slot["logical"] < sinks
         return (1 if stays else -1, -delta if stays else 0, slot["score"])
     return slot["score"]
+
+
+def naive_share(keys, safe):
+    """Places from 0 to 1 among the slots that may go; 1 for the others."""
+    order = sorted(range(len(keys)), key=lambda row: (safe[row], not safe[row] and keys[row], -row))
+    free = np.float32(max(1, safe.count(False)))
+    return [min(np.float32(1), np.float32(order.index(row)) / free) for row in range(len(keys))]
+
+
+def naive_memdecay(options, slots, budget, sinks):
+    """Scores of the slots' pages, one slot and one page after another, in fp32."""
+    f32, mix = np.float32, options.get("mix", MemDecay.mix)
+    size, weight = options.get("page", MemDecay.page), f32(options.get("page_max", MemDecay.page_max))
+    scores = []
+    for slot in slots:
+        base, half_life, now = TABLE[slot["region"]] if options.get("regions", True) else TABLE[8]
+        if options.get("decay", True):
+            keep = f32(options.get("persistent", MemDecay.persistent))
+            left = f32(2.0 ** -((now - slot["born"]) / half_life))
+            scores.append(f32(base) * (keep + (1 - keep) * left) + f32(slot["energy"]))
+        else:
+            scores.append(f32(base) + f32(slot["energy"]))
+    recent = max(1, int(budget * options.get("recent_ratio", MemDecay.recent_ratio)))
+    if mix < 1:
+        safe = [
+            slot["pin"] > 0 or slot["logical"] < sinks or row >= len(slots) - recent
+            for row, slot in enumerate(slots)
+        ]
+        heavy = [slot["score"] for slot in slots]
+        shares = naive_share(scores, safe), naive_share(heavy, safe)
+        scores = [f32(mix) * a + f32(1 - mix) * b for a, b in zip(*shares, strict=True)] if mix else heavy
+    if size == 1:
+        return [float(score) for score in scores]
+    pages, last = {}, None
+    for number, (slot, score) in enumerate(zip(slots, scores, strict=True)):
+        # A region that returns within one block and message starts a page of its own.
+        here = (slot["logical"] // size, slot["span"], slot["region"])
+        if here != last:
+            page = number
+        last = here
+        pages.setdefault(page, []).append((number, f32(score)))
+    found = {}
+    for members in pages.values():
+        values = [value for _, value in members]
+        mean = f32(sum(map(float, values))) / f32(len(values))
+        for number, _ in members:
+            found[number] = float(weight * max(values) + (1 - weight) * mean)
+    return [found[number] for number in range(len(slots))]
 
 
 def naive_recent(name, options, groups, budget, sinks):
@@ -91,6 +140,8 @@ def naive_recent(name, options, groups, budget, sinks):
         if options.get("mode") == "paper":
             return share
         return min(share, max(naive_floor(options, budget), naive_whole(options, groups, budget, sinks)[1]))
+    if name == "memdecay":
+        return max(1, int(budget * options.get("recent_ratio", MemDecay.recent_ratio)))
     return {"snapkv": min(options.get("window", 64), budget // 2), "tova": 1, "recency": 0}[name]
 
 
@@ -100,10 +151,11 @@ def naive_select(name, options, groups, budget, sinks):
     whole = naive_whole(options, groups, budget, sinks)[0] if name == "foresight" else set()
     kept = []
     for slots in groups:
+        pages = naive_memdecay(options, slots, budget, sinks) if name == "memdecay" else None
 
-        def order(row, slots=slots):
+        def order(row, slots=slots, pages=pages):
             slot = slots[row]
-            key = naive_key(name, options, slots, row, whole)
+            key = naive_key(name, options, slots, row, whole, sinks) if pages is None else pages[row]
             by_key = (*key, -row) if isinstance(key, tuple) else (key, -row)
             if slot["pin"] == 2 or slot["logical"] < sinks:
                 return (3, *by_key)
@@ -114,6 +166,22 @@ def naive_select(name, options, groups, budget, sinks):
         ranked = sorted(range(len(slots)), key=order, reverse=True)
         kept.append(sorted(ranked[:budget]))
     return kept
+
+
+TABLE = {code: (1.0 - code / 16, 2.0 ** (code % 3), 6 + code) for code in range(9)}
+"""By region number: base priority, half-life, present."""
+
+
+def vectors() -> RegionVectors:
+    base, half_life, now = (torch.tensor(column) for column in zip(*TABLE.values(), strict=True))
+    return RegionVectors(
+        base=base.float(),
+        rate=1 / half_life.float(),
+        cap=torch.full((9,), float("inf")),
+        now=now.double(),
+        decay=torch.ones(9),
+        pin=torch.zeros(9, dtype=torch.int64),
+    )
 
 
 def view_of(groups, budget, sinks=0) -> View:
@@ -127,6 +195,10 @@ def view_of(groups, budget, sinks=0) -> View:
         readers=column("reader"),
         pin=column("pin"),
         span=column("span"),
+        region=column("region"),
+        born=column("born", torch.float64),
+        energy=column("energy", torch.float32),
+        table=vectors(),
         sizes=torch.tensor([sizes.get(span, 0) for span in range(max(sizes) + 1)]),
         length=max(slots[-1]["logical"] for slots in groups) + 1,
         budget=budget,
@@ -151,6 +223,9 @@ def tables(draw):
                     "size": 8,
                     "reader": readers[index // 8],
                     "pin": draw(st.sampled_from([0, 0, 0, 1, 2])),
+                    "region": draw(st.sampled_from([0, 0, 5, 7, 8])),
+                    "born": float(draw(st.integers(0, 6))),
+                    "energy": draw(st.integers(0, 4)) / 8,
                 }
                 for index in logical
             ]
@@ -169,6 +244,14 @@ OPTIONS = {
         {"min_recent": 2},
         {"mode": "paper"},
         {"mode": "paper", "phi": 0.5, "recent_ratio": 0.1},
+    ],
+    "memdecay": [
+        {},
+        {"mix": 1.0, "page": 4, "page_max": 0.25, "persistent": 0.25},
+        {"mix": 0.25, "page": 1, "recent_ratio": 0.0},
+        {"mix": 0.0, "page": 8},
+        {"mix": 1.0, "regions": False, "page": 1},
+        {"mix": 0.5, "decay": False, "page": 4},
     ],
 }
 CASES = [(name, options) for name in EVICTING for options in OPTIONS[name]]
@@ -204,6 +287,7 @@ def test_ascending_gives_ties_to_the_earlier_token(scores):
 
 def slots(count, **columns):
     blank = {"score": 0.0, "reader": -1, "pin": 0, "span": 0, "size": 1}
+    blank |= {"region": 8, "born": 0.0, "energy": 0.0}
     return [
         {"logical": i, **blank, **{name: values[i] for name, values in columns.items()}} for i in range(count)
     ]

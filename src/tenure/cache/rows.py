@@ -213,6 +213,11 @@ class RowSegment:
                 tensor[layer, :, :total] = tensor[layer].index_select(1, index)
         self.rows = total
 
+    def value_norms(self, rows: slice, groups: int) -> Tensor:
+        """Norms of the values of some rows, a mean over kv heads and the layers of a group, ``[groups, n]`` fp32."""
+        norms: Tensor = torch.linalg.vector_norm(self.values[:, :, rows].float(), dim=-1).mean(1)
+        return norms if groups > 1 else norms.mean(0, keepdim=True)
+
     def renumber(self) -> None:
         """Rebuild the rotated copy from the raw keys after positions have changed or rows came back."""
         if self.rotated is None:

@@ -7,17 +7,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from tenure.errors import ConfigError
-from tenure.policies.base import Policy, View, select
+from tenure.policies.base import Look, Policy, View, select
 from tenure.policies.foresight import Foresight
 from tenure.policies.full import Full
 from tenure.policies.h2o import H2O
+from tenure.policies.memdecay import MemDecay
 from tenure.policies.random import Random
 from tenure.policies.recency import Recency
 from tenure.policies.snapkv import SnapKV
 from tenure.policies.tova import TOVA
 
 POLICIES: dict[str, type[Policy]] = {
-    policy.name: policy for policy in (Full, Random, Recency, H2O, SnapKV, TOVA, Foresight)
+    policy.name: policy for policy in (Full, Random, Recency, H2O, SnapKV, TOVA, Foresight, MemDecay)
 }
 
 
@@ -51,6 +52,8 @@ __all__ = [
     "TOVA",
     "Foresight",
     "Full",
+    "Look",
+    "MemDecay",
     "Policy",
     "Random",
     "Recency",

@@ -7,13 +7,48 @@ protection of sinks, pins and recent slots, and the selection itself, are the sa
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from tenure.aging import Aging, RegionVectors
 from tenure.cache.attend import Statistics
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a policy learns from one forward. Tensors are ``[groups, rows]``, the forward's own rows last.
+
+    Args:
+        logical: logical token index.
+        score: what the policy has stored.
+        region: number of the slot's region.
+        born: when the slot was new, by the clock of its region, fp64.
+        energy: what the policy has stored, valid for the last forward that was looked at.
+        value: norm of the slot's value; zero where the policy does not ask for it.
+        mass: attention mass of the counted queries.
+        new: rows of this forward.
+        queries: how many queries were counted.
+        steps: how many steps the forward is.
+        sinks: first tokens of the session that always stay.
+        table: the region table and the clocks.
+    """
+
+    logical: Tensor
+    score: Tensor
+    region: Tensor
+    born: Tensor
+    energy: Tensor
+    value: Tensor
+    mass: Tensor
+    new: int
+    queries: int
+    steps: float
+    sinks: int
+    table: Aging
 
 
 @dataclass(frozen=True)
@@ -25,6 +60,10 @@ class View:
         score: what the policy's ``observe`` has made of the attention so far, fp32.
         readers: steps until the slot's span is read next, 0 = by the current step, -1 = by none.
         pin: 0 none, 1 soft, 2 hard.
+        region: number of the slot's region in the session's table.
+        born: when the slot was new, by the clock of its region, fp64.
+        energy: see :class:`Look`.
+        table: the session's region table.
         span: number of the span that a slot belongs to, ascending along the rows.
         sizes: tokens of each span so far, evicted ones too, ``[spans]``.
         length: tokens of the session so far.
@@ -36,6 +75,10 @@ class View:
     score: Tensor
     readers: Tensor
     pin: Tensor
+    region: Tensor
+    born: Tensor
+    energy: Tensor
+    table: RegionVectors
     span: Tensor
     sizes: Tensor
     length: int
@@ -67,6 +110,11 @@ class Policy(ABC):
         """Attention mass to collect in each forward."""
         return None
 
+    @property
+    def values(self) -> bool:
+        """Whether :class:`Look` needs the norms of values."""
+        return False
+
     def recent(self, view: View) -> int:
         """How many of the newest slots are safe."""
         return 0
@@ -74,6 +122,10 @@ class Policy(ABC):
     def observe(self, score: Tensor, mass: Tensor) -> Tensor:
         """New scores from old ones and the attention mass of one forward, both ``[groups, rows]``."""
         return score + mass
+
+    def absorb(self, look: Look) -> Mapping[str, Tensor]:
+        """New contents of the ledger's ``score``, ``energy`` and ``born`` after a forward, by name."""
+        return {"score": self.observe(look.score, look.mass)}
 
     @abstractmethod
     def rank(self, view: View) -> Tensor:

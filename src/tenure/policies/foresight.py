@@ -78,7 +78,7 @@ class Foresight(H2O):
         """Slots of the planned spans that stay, ``[groups, rows]`` bool; a span stays in all layers or in none."""
         planned = (view.readers >= 0) & ~protected(view)
         if not bool(planned.any()):
-            return torch.zeros_like(planned)
+            return (view.readers >= 0) & protected(view)
         spans, place = torch.unique(view.span[planned], return_inverse=True)
         # The whole span counts: what is left of one that was spilled must not creep back in.
         size = view.sizes[spans].tolist()
