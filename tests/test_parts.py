@@ -128,3 +128,27 @@ def test_unknown_regions_of_raw_ids_are_refused(engines) -> None:
     with pytest.raises(ConfigError, match="unknown region"):
         session.append_ids([20, 21], region="nonsense")
     assert tokenizer("chatml") is session.engine.tokenizer
+
+
+def test_a_stored_session_ages_on(engines) -> None:
+    """Custom regions, parts, clocks, births and waiting tokens come back with a stored session."""
+    from tenure.sessionstate import describe, rebuild
+
+    session = chat_session(
+        engines, policy="memdecay", budget=64, chunk=32, slack=4, regions={"memo": {"clock": "turns"}}
+    )
+    session.append(
+        [system("Be brief."), user("One.", region="memo:half_life=3"), assistant(THOUGHT + "Two.")]
+    )
+    session.queue([user("Three.", region="memo"), assistant(THOUGHT)])
+    state, tensors = describe(session)
+    twin = rebuild(session.engine, state, tensors)
+    assert twin.memory.aging.times == session.memory.aging.times
+    for one in (session, twin):
+        one.append(user("Four. " * 20))
+    assert text_by_region(twin) == text_by_region(session)
+    assert twin.memory.aging.table.names == session.memory.aging.table.names
+    assert [span.parts for span in twin.memory.ledger.spans] == [s.parts for s in session.memory.ledger.spans]
+    for name in ("region", "born", "energy", "score"):
+        left, right = (getattr(one.memory.ledger, name) for one in (session, twin))
+        assert (left == right).all(), name
