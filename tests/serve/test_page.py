@@ -44,7 +44,9 @@ def test_what_has_not_changed_is_not_sent_again(client):
     assert client.get("/static/app.js", headers={"If-None-Match": '"other"'}).status_code == 200
 
 
-@pytest.mark.parametrize("name", ["nothing.js", "..%2fview.py", "%2e%2e%2fview.py", "%2e%2e/view.py", "%00", "app.js/x"])
+@pytest.mark.parametrize(
+    "name", ["nothing.js", "..%2fview.py", "%2e%2e%2fview.py", "%2e%2e/view.py", "%00", "app.js/x"]
+)
 def test_no_other_file_is_served(client, name):
     reply = client.get(f"/static/{name}")
     assert reply.status_code == 404

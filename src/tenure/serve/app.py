@@ -20,8 +20,11 @@ from tenure.serve.config import ServeConfig
 from tenure.serve.errors import ApiError, api_error
 from tenure.serve.events import Bus
 from tenure.serve.jobs import Failed
+from tenure.serve.metrics import Metrics
+from tenure.serve.page import page_router
 from tenure.serve.parking import NoParking, Parking
 from tenure.serve.runner import Runner
+from tenure.serve.seen import memory_router, watch_router
 from tenure.serve.store import Store
 from tenure.serve.wire import ChatRequest
 from tenure.serve.worker import Worker
@@ -58,6 +61,8 @@ def create_app(
     """
     config = config or ServeConfig()
     bus = Bus()
+    metrics = Metrics(engine.name)
+    bus.listen(metrics)
     store = Store(engine, config, parking or NoParking(), bus, config.resident)
     worker = Worker(engine, config, store, bus)
     server = Server(engine, config, bus, store, worker, Runner(engine, config, worker), time.time())
@@ -121,6 +126,9 @@ def create_app(
         return StreamingResponse(out.chunks(first, replies), media_type="text/event-stream")
 
     app.include_router(sessions.router)
+    app.include_router(memory_router())
+    app.include_router(watch_router(metrics))
+    app.include_router(page_router())
     return app
 
 

@@ -29,8 +29,9 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Queued(Event):
-    """A request waits for its turn. ``waiting`` counts it in."""
+    """A request waits for its turn. ``waiting`` counts it in. Reported where the request is handled."""
 
+    request: str
     waiting: int
 
 

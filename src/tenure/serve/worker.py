@@ -83,7 +83,7 @@ class Worker(threading.Thread):
                 raise ApiError(503, "overloaded", f"{waiting} requests are waiting already", retry_after=2)
             self._incoming.append(job)
             self._wake.notify()
-        self.bus.report(Queued(tenant=job.tenant, waiting=waiting + 1))
+        self.bus.report(Queued(tenant=job.tenant, request=job.id, waiting=waiting + 1))
 
     def cancel(self, job: Job) -> None:
         """End a request: its client is gone, or has enough. Safe at any time, also twice."""

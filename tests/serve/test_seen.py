@@ -1,0 +1,103 @@
+"""Memory, explanations, readiness and metrics of a running server."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from tenure.serve.view import memory_view
+from tests.serve.live import serving
+from tests.serve.test_metrics import parse
+
+
+@pytest.fixture(scope="module")
+def live():
+    with serving() as live:
+        yield live
+
+
+@pytest.fixture(scope="module")
+def http(live):
+    with httpx.Client(base_url=live.url, timeout=30) as http:
+        yield http
+
+
+@pytest.fixture(scope="module")
+def session(http):
+    long = "INFO shard check passed and the next shard is checked in its turn. " * 12
+    messages = [
+        {"role": "user", "content": "Note: the limit is 48.", "span": "limits/a?b#c"},
+        {"role": "user", "content": long},
+        {"role": "user", "content": "What is the limit?"},
+    ]
+    body = {"model": "tiny", "messages": messages, "max_tokens": 4}
+    return http.post("/v1/chat/completions", json=body).json()["usage"]["tenure"]["session_id"]
+
+
+def test_memory_is_the_sessions_own_view(live, http, session):
+    held = live.state.store.get("", session)
+    expected = live.call(lambda: memory_view(held.session))
+    reply = http.get(f"/v1/sessions/{session}/memory")
+    assert reply.json() == expected
+    assert expected["evicted"] > 0
+    part = http.get(f"/v1/sessions/{session}/memory", params={"start": 10, "stop": 12, "most": 5}).json()
+    assert part["window"] == [10, 12]
+    assert part["blocks"] == live.call(lambda: memory_view(held.session, start=10, stop=12))["blocks"]
+
+
+def test_a_view_that_has_not_changed_is_not_sent_again(http, session):
+    tag = http.get(f"/v1/sessions/{session}/memory").headers["etag"]
+    again = http.get(f"/v1/sessions/{session}/memory", headers={"If-None-Match": tag})
+    assert (again.status_code, again.content) == (304, b"")
+    assert "private" in again.headers["cache-control"]
+
+
+def test_a_span_of_any_name_is_explained(http, session):
+    said = http.get(f"/v1/sessions/{session}/explain", params={"span": "limits/a?b#c"}).json()
+    assert "the limit is 48." in said["text"]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "code"),
+    [
+        ("/v1/sessions/none/memory", 404, "session_not_found"),
+        ("/v1/sessions/none/explain?span=x", 404, "session_not_found"),
+        ("/v1/sessions/{}/explain?span=x", 404, "span_not_found"),
+        ("/v1/sessions/{}/explain", 400, "invalid_request"),
+        ("/v1/sessions/{}/memory?most=0", 400, "invalid_request"),
+        ("/v1/sessions/{}/memory?start=-1", 400, "invalid_request"),
+        ("/v1/sessions/{}/memory?stop=x", 400, "invalid_request"),
+    ],
+)
+def test_errors_have_openais_form(http, session, path, status, code):
+    reply = http.get(path.format(session))
+    assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)
+
+
+def test_ready_and_healthy(http):
+    assert http.get("/healthz").json()["status"] == "ok"
+    ready = http.get("/readyz")
+    assert (ready.status_code, ready.json()["status"]) == (200, "ready")
+
+
+def test_metrics_count_what_was_asked(live, http, session):
+    reply = http.get("/metrics")
+    assert reply.headers["content-type"].startswith("text/plain; version=")
+    before = parse(reply.content)
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Count me."}], "max_tokens": 3}
+    usage = http.post("/v1/chat/completions", json=body).json()["usage"]
+    after = parse(http.get("/metrics").content)
+
+    def more(name: str, *labels: str) -> float:
+        key = (f"tenure_{name}", frozenset(labels))
+        return after.get(key, 0.0) - before.get(key, 0.0)
+
+    assert more("tokens_total", "", "completion") == usage["completion_tokens"]
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    assert more("tokens_total", "", "cached") == cached
+    assert more("tokens_total", "", "prompt") == usage["prompt_tokens"] - cached
+    assert more("turn_seconds_count", "") == 1
+    held = live.state.store.get("", session).session.memory
+    assert after["tenure_evicted_slots_total", frozenset({"", "budget"})] > 0
+    assert after["tenure_resident_slots", frozenset({""})] >= held.ledger.rows
+    assert after["tenure_queue", frozenset()] == 0
