@@ -17,7 +17,7 @@ from tests.templates import tokenizer
 
 NAMES = [
     *("shift invariance", "masks", "second turn", "tokenizer", "eviction", "rotation", "executors"),
-    "dtype and speed",
+    *("memory", "dtype and speed"),
 ]
 
 
@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
 
 
 def failing(folder):
-    return {check.name: check for check in doctor.examine(folder) if not check.passed}
+    return {check.name: check for check in doctor.examine(folder, memory=False) if not check.passed}
 
 
 def test_json(tenure, folder):
@@ -47,7 +47,7 @@ def test_json(tenure, folder):
 def test_lines(tenure, folder):
     out = tenure("doctor", "-m", folder, "--dtype", "bf16").stdout
     assert out.count("pass  ") == len(NAMES)
-    assert "all 8 checks pass" in out
+    assert "all 9 checks pass" in out
     assert "bfloat16 on cpu" in out
 
 
@@ -117,6 +117,17 @@ def test_model_without_a_template(tmp_path):
     fast.chat_template = None
     tiny_model("llama", layers=2, vocab_size=len(fast)).save_pretrained(tmp_path)
     fast.save_pretrained(tmp_path)
-    checks = {check.name: check for check in doctor.examine(str(tmp_path))}
+    checks = {check.name: check for check in doctor.examine(str(tmp_path), memory=False)}
     assert all(check.passed for check in checks.values())
     assert "skipped" in checks["second turn"].detail
+
+
+def test_a_peak_that_was_not_said_is_found(monkeypatch):
+    from tenure.commands import peak, session_checks
+
+    said = {"base": 500e6, "weights": 200e6, "slab": 50e6, "activations": 50e6, "stated": 800e6}
+    for measured, passed in ((830e6, True), (770e6, True), (850e6, False), (740e6, False), (0, True)):
+        monkeypatch.setattr(peak, "in_own_process", lambda *_, top=measured: {**said, "peak": top})
+        check = session_checks.memory("any", "auto")
+        assert check.passed is passed
+        assert "800 MB said" in check.detail

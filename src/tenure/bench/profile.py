@@ -73,6 +73,7 @@ def _places(engine: Engine) -> list[tuple[Any, str, str]]:
         (Forward, "step", "attention"),
         (kernels, "rotate", "rotation"),
         (kernels, "attend", "attention"),
+        (kernels, "extend", "attention"),
         (kernels, "decode", "attention"),
         (kernels, "merge", "attention: merge"),
         (kernels, "attention_mass", "attention statistics"),

@@ -44,7 +44,12 @@ def run(model: str, dtype: str, device: str, *, as_json: bool) -> int:
 
 
 def examine(
-    model: str, dtype: str = "auto", device: str = "cpu", tell: Any = lambda text: None
+    model: str,
+    dtype: str = "auto",
+    device: str = "cpu",
+    tell: Any = lambda text: None,
+    *,
+    memory: bool = True,
 ) -> Iterator[Check]:
     """Run all checks, one copy of the model in memory at a time.
 
@@ -53,6 +58,7 @@ def examine(
         dtype: of the last check; all others need fp32 to see an error of 1e-4.
         device: a torch device.
         tell: receives what is being done.
+        memory: measure the peak too, on a CPU, in a process of its own.
 
     Raises:
         TenureError: the model cannot be loaded, or does not fit memory in fp32.
@@ -94,6 +100,9 @@ def examine(
     del stock, theirs
     gc.collect()
 
+    if memory and device == "cpu":
+        tell("measuring memory")
+        yield session_checks.memory(model, dtype)
     tell("measuring speed")
     yield checks.speed(Engine.load(model, dtype=dtype, device=device), ours)
 

@@ -8,6 +8,9 @@ from tenure.commands.checks import Check
 from tenure.commands.doctor_text import CODE, TURNS
 from tenure.errors import IntegrityError
 
+MEMORY = 0.05
+"""Largest share by which the peak may miss what was said."""
+
 if TYPE_CHECKING:
     from tenure.engine import Engine
     from tenure.session import Session
@@ -139,4 +142,21 @@ def eviction(engine: Engine) -> Check:
         f"bytes by which the cache of {stats.kv_bytes:,} grew over {stats.tokens} tokens, budget 128; "
         f"{stats.evicted} evicted, {stats.renumbers} renumberings, "
         f"{'finite' if finite else 'NOT FINITE'}{problem}",
+    )
+
+
+def memory(model: str, dtype: str) -> Check:
+    """The peak of a session, said before it runs and measured in a process of its own."""
+    from tenure.commands.peak import in_own_process
+
+    found = in_own_process(model, dtype)
+    parts = ", ".join(
+        f"{name} {found[name] / 1e6:,.0f}" for name in ("base", "weights", "slab", "activations")
+    )
+    said = f"{found['stated'] / 1e6:,.0f} MB said before the run ({parts})"
+    if not found["peak"]:
+        return Check("memory", True, None, None, f"{said}; this system does not tell a process its peak")
+    error = abs(found["peak"] / found["stated"] - 1)
+    return Check(
+        "memory", error <= MEMORY, error, MEMORY, f"{said}, {found['peak'] / 1e6:,.0f} MB at the peak"
     )

@@ -59,6 +59,7 @@ class FusedDecoder:
                 option="weights",
                 way_out="Install gcc or clang, or leave the option out",
             )
+        _own(model)
         self._embed = model.model.embed_tokens
         self._eps = float(config.rms_norm_eps)
         self._activation = model.model.layers[0].mlp.act_fn
@@ -98,6 +99,7 @@ class FusedDecoder:
             x = self._rms(hidden, layer.mlp_norm)
             gate, up = layer.gate_up(x).chunk(2, -1)
             hidden = hidden + layer.down(self._activation(gate).mul_(up))
+            del gate, up, qkv, q, k, v, attended, x  # else they would stand beside those of the next layer
         return self._rms(hidden, self._norm)
 
     def _few(self, kernels: Native, ids: Tensor, work: Forward) -> Tensor:
@@ -142,6 +144,16 @@ def _can_run_native(model: Any) -> bool:
         and model.dtype in (torch.bfloat16, torch.float32)
         and getattr(config, "hidden_act", None) == "silu"
     )
+
+
+def _own(model: Any) -> None:
+    """Copy the weights that joining does not copy: they are views of the mapped weight file, all of which counts as the
+    process's memory as long as one view of it is left."""
+    joined = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "gate_proj.weight", "up_proj.weight")
+    if model.device.type == "cpu":
+        for name, parameter in model.named_parameters():
+            if not name.endswith(joined):
+                parameter.data = parameter.data.clone()
 
 
 def _layer(block: Any, int8: bool) -> _Layer:
