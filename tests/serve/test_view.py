@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 from collections import Counter
@@ -9,7 +10,8 @@ from time import perf_counter
 
 import pytest
 
-from tenure import Plan, Region, Step
+from tenure import Engine, Plan, Region, Step
+from tenure.config import EngineConfig
 from tenure.serve.view import memory_view, percent, session_summary
 from tests.conftest import random_ids
 
@@ -136,3 +138,26 @@ def test_five_thousand_spans_are_looked_at_quickly(engines):
 def test_percent_never_rounds_a_rest_away():
     assert [percent(part, 1000) for part in (0, 1, 500, 999, 1000)] == [0, 1, 50, 99, 100]
     assert percent(0, 0) == 0
+
+
+def test_tiers_say_where_spans_can_come_back_from(models):
+    plan = Plan([Step("a", ("span-9",)), Step("b", ("span-1",))])
+    engine = Engine(copy.deepcopy(models("llama")), config=EngineConfig(tiers=("host:64MiB",)))
+    session = engine.session(budget=96, chunk=48, slack=8, plan=plan)
+    plan.begin("a")
+    for number in range(12):
+        session.append_ids(random_ids(20, seed=number), span=f"span-{number}")
+    before = memory_view(session)
+    assert before["tiers"] == [{"name": "host", "spans": 11, "tokens": 220}]
+    assert (before["traffic"]["stored"], before["traffic"].get("hits")) == (11, None)
+    *whole, last = before["blocks"]
+    assert {(block["tier"], block["retrievable"]) for block in whole} == {("host", 100)}
+    assert last["retrievable"] == 0  # it may still grow
+    gone = next(block["id"] for block in before["blocks"] if block["resident"] == 0)
+    session.fetch([gone])
+    after = memory_view(session)
+    block = next(block for block in after["blocks"] if block["id"] == gone)
+    assert (block["resident"], block["restored"]) == (100, 1)
+    assert after["traffic"]["hits"] == 1
+    assert after["traffic"]["bytes in"] == 20 * engine.layout.token_bytes
+    assert sum(block["restored"] for block in memory_view(session, most=2)["blocks"]) == 1

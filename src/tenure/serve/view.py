@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tenure.tiers.archive import SpanArchive
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from tenure.ledger import Ledger
     from tenure.plan import Plan
@@ -64,6 +66,8 @@ def memory_view(
     start = max(0, min(start, length))
     stop = length if stop is None else max(start, min(stop, length))
     facts = _Facts.of(ledger)
+    archive = memory.archive
+    places = archive.places() if isinstance(archive, SpanArchive) else {}
     spans = list(ledger.spans)
     return {
         **session_summary(session),
@@ -82,9 +86,12 @@ def memory_view(
         "regions": _regions(spans, facts, ledger.groups),
         "plan": _plan(plan),
         "planned": _planned(ledger, plan, facts),
+        "tiers": _tiers(spans, places),
+        "traffic": archive.counters.to_json() if isinstance(archive, SpanArchive) else None,
         "window": [start, stop],
         "blocks": [
-            _block(run, first, facts, ledger, plan) for first, run in _runs(ledger, plan, start, stop, most)
+            _block(run, first, facts, ledger, plan, places)
+            for first, run in _runs(ledger, plan, start, stop, most)
         ],
     }
 
@@ -152,7 +159,9 @@ def _runs(
     yield last + 1 - len(run), run
 
 
-def _block(run: Sequence[Span], first: int, facts: _Facts, ledger: Ledger, plan: Plan) -> dict[str, Any]:
+def _block(
+    run: Sequence[Span], first: int, facts: _Facts, ledger: Ledger, plan: Plan, places: Mapping[str, str]
+) -> dict[str, Any]:
     part = slice(first, first + len(run))
     count = facts.count[:, part].sum(1)
     held = int(count.sum())
@@ -171,7 +180,12 @@ def _block(run: Sequence[Span], first: int, facts: _Facts, ledger: Ledger, plan:
         block["positions"] = [int(facts.low[part][there].min()), int(facts.high[part][there].max())]
     if ledger.groups > 1:
         block["by_layer"] = [percent(one, tokens) for one in count.tolist()]
+    if places:
+        block["retrievable"] = percent(sum(len(one) for one in run if one.id in places), tokens)
+        block["restored"] = sum(one.restored for one in run)
     if len(run) == 1:
+        if run[0].id in places:
+            block["tier"] = places[run[0].id]
         readers = [step.id for step in plan.readers(run[0].id) if step.id not in plan.finished]
         return {
             **block,
@@ -209,6 +223,17 @@ def _regions(spans: Sequence[Span], facts: _Facts, groups: int) -> dict[str, dic
     for row in found.values():
         row["resident"] = round(row["resident"], 1)
     return found
+
+
+def _tiers(spans: Sequence[Span], places: Mapping[str, str]) -> list[dict[str, Any]]:
+    """What of the session each tier holds, in the order of first use."""
+    found: dict[str, dict[str, Any]] = {}
+    for span in spans:
+        if (name := places.get(span.id)) is not None:
+            row = found.setdefault(name, {"name": name, "spans": 0, "tokens": 0})
+            row["spans"] += 1
+            row["tokens"] += len(span)
+    return list(found.values())
 
 
 def _plan(plan: Plan) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from tenure.tiers.base import Counters
 from tenure.tiers.record import SpanRecord
 from tenure.tiers.stack import TierStack
 
@@ -21,6 +22,8 @@ class SpanArchive:
 
     def __init__(self, stack: TierStack) -> None:
         self.stack = stack
+        self.counters = Counters()
+        """Of this archive alone: ``stored``, ``hits`` and ``misses``, in spans, and ``bytes in`` and ``bytes out``."""
         self._name = secrets.token_hex(8)
         """No other archive writes keys that begin so: equal span ids of two sessions are two entries."""
         self._count = 0
@@ -37,13 +40,24 @@ class SpanArchive:
                 record, keys=record.keys.cpu(), values=record.values.cpu(), score=record.score.cpu()
             )
         self._keys[record.span] = key
+        self.counters.add("stored")
+        self.counters.add("bytes out", record.nbytes)
         self.stack.hold([key])
         self.stack.put(key, record)
 
     def get(self, span_id: str) -> SpanRecord | None:
         """A span's record, or None if it is lost or late."""
         key = self._keys.get(span_id)
-        return None if key is None else self.stack.get(key)
+        record = None if key is None else self.stack.get(key)
+        self.counters.add("misses" if record is None else "hits")
+        if record is not None:
+            self.counters.add("bytes in", record.nbytes)
+        return record
+
+    def places(self) -> dict[str, str]:
+        """Kind of the tier that each span is in now; lost ones are left out. Asks no store."""
+        found = {span: self.stack.place(key) for span, key in self._keys.items()}
+        return {span: place for span, place in found.items() if place is not None}
 
     def prefetch(self, span_ids: Iterable[str]) -> None:
         """Read these into host memory in the background."""

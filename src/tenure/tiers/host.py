@@ -63,6 +63,9 @@ class HostTier:
         with self._lock:
             self._pop(key)
 
+    def __contains__(self, key: str) -> bool:
+        return key in self._records
+
     def __len__(self) -> int:
         return len(self._records)
 

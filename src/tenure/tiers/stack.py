@@ -137,6 +137,14 @@ class TierStack:
         """Whether a store has the record that outlives this process."""
         return any(store.tier.has(key) for store in self.stores)
 
+    def place(self, key: str) -> str | None:
+        """Kind of the tier that a record is in, as far as this process knows; None if it is lost."""
+        with self._lock:
+            leaving = key in self._leaving
+        if leaving or key in self.host:
+            return self.host.kind
+        return next((store.tier.kind for store in self.stores if store.tier.has(key)), None)
+
     # -- other entries ---------------------------------------------------------------------------
 
     @property

@@ -119,6 +119,8 @@ function note(view) {
       if (more >= 0.5) away.push(`${count(more)} ${shown(reason)}`);
     }
     if (away.length) parts.push(`evicted ${away.join(", ")}`);
+    const back = (view.traffic?.hits ?? 0) - (last.view.traffic?.hits ?? 0);
+    if (back > 0) parts.push(`${plural(back, "span")} brought back from a tier`);
     if (view.renumbers > last.view.renumbers) parts.push("positions renumbered");
     if (view.plan.current !== last.view.plan.current && view.plan.current) parts.push(`step ${shown(view.plan.current)} began`);
     if (parts.length) {
@@ -157,7 +159,12 @@ function show(whole) {
   });
   timeline.show(view, whole);
   if (state.picked) {
-    state.picked = timeline.find(state.picked);
+    const before = state.picked;
+    state.picked = timeline.find(before);
+    if (before.spans !== state.picked.spans) {
+      state.said = null;
+      fetchText(state.picked); // a block that zooming has taken apart
+    }
     panels.detail(state.picked, state.said);
   }
   panels.plan(view);
@@ -237,14 +244,19 @@ function setWindow(range) {
   timer = setTimeout(poll, 60);
 }
 
-async function select(block) {
+function select(block) {
   const same = block && state.picked && block.start === state.picked.start && block.spans === state.picked.spans;
   state.picked = block;
   if (!same) state.said = null;
   timeline.pick(block, {reveal: true});
   panels.detail(block, state.said);
   if (byId("table-card").open) state.page = panels.table(state.view, state.page, block, select);
-  if (!block || block.spans !== 1 || same) return;
+  if (!same) fetchText(block);
+}
+
+/** Have the text of the span that is picked. */
+async function fetchText(block) {
+  if (!block || block.spans !== 1) return;
   const id = state.current;
   let said;
   try {

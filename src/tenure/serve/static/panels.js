@@ -42,7 +42,7 @@ export function tiles(view, speed) {
   const saved = view.full_kv_bytes > view.kv_bytes ? `an unbounded cache holds ${bytes(view.full_kv_bytes)}` : "";
   fill(byId("tiles"), [view, speed], () => [
     tile("Tokens so far", count(view.tokens), "",
-      plural(view.spans, "span") + (view.waiting ? `, ${plural(view.waiting, "token")} waiting` : ""), mix(view)),
+      plural(view.spans, "span") + (view.waiting > 1 ? `, ${plural(view.waiting, "token")} waiting` : ""), mix(view)),
     tile("In the cache", count(view.resident), budget ? `of ${count(budget)}` : "slots",
       pinned.hard + pinned.soft ? `${count(pinned.hard + pinned.soft)} pinned` : "slots of each layer and head",
       meter(percent(view.resident, budget ?? view.resident), null,
@@ -136,22 +136,22 @@ export function regions(view) {
 }
 
 export function tiers(view) {
-  const rows = view.tiers ?? [];
-  fill(byId("tiers"), rows, () =>
-    rows.length
-      ? h("ul", {class: "bars"}, ...rows.map((row) =>
+  const rows = view.tiers;
+  fill(byId("tiers"), [rows, view.traffic], () =>
+    view.traffic
+      ? [h("ul", {class: "bars"}, ...rows.map((row) =>
           h("li", {}, h("span", {class: "label"}, shown(row.name)),
-            h("span", {class: "value"}, `${plural(row.spans ?? 0, "span")}, ${bytes(row.bytes ?? 0)}`),
-            row.limit ? meter(percent(row.bytes, row.limit)) : null,
-            h("span", {class: "why"}, traffic(row)))))
+            h("span", {class: "value"}, `${plural(row.spans, "span")}, ${plural(row.tokens, "token")}`),
+            meter(percent(row.tokens, view.tokens))))),
+         h("p", {class: "hint"}, traffic(view.traffic))]
       : h("p", {class: "none"}, "No tier: evicted spans do not come back."));
 }
 
-const traffic = (row) =>
-  [["stored", "stored"], ["hits", "brought back"], ["misses", "missed"], ["errors", "failed"]]
-    .filter(([name]) => row[name] !== undefined)
-    .map(([name, word]) => `${count(row[name])} ${word}`)
-    .join(", ");
+function traffic(found) {
+  const out = `${plural(found.stored ?? 0, "span")} stored (${bytes(found["bytes out"] ?? 0)})`;
+  const back = `${plural(found.hits ?? 0, "span")} brought back (${bytes(found["bytes in"] ?? 0)})`;
+  return `${out}, ${back}, ${count(found.misses ?? 0)} missed.`;
+}
 
 export function log(entries) {
   fill(byId("log"), entries, () =>
@@ -179,6 +179,7 @@ export function detail(block, said) {
       fact("Tokens", `${count(tokens)}, from ${count(block.start)} to ${count(block.stop - 1)}`),
       fact("Resident", `${block.resident} %`),
       block.retrievable === undefined ? null : fact("Retrievable", `${block.retrievable} %${block.tier ? `, in ${shown(block.tier)}` : ""}`),
+      block.restored ? fact("Brought back", plural(block.restored, "time")) : null,
       fact("Rotary positions", block.positions ? `${count(block.positions[0])} to ${count(block.positions[1])}` : "none: nothing is resident"),
       fact("Distance from the next token", block.gap === null ? "–" : count(block.gap)),
       fact("Pin", block.pin ?? (block.pins ? plural(block.pins, "span") : "none")),
