@@ -138,6 +138,19 @@ def profile(
     _finish("profile", config, result, record, as_json)
 
 
+@app.command()
+def report(
+    results: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("results"),
+    page: Annotated[Path, typer.Option(help="Page to write.")] = Path("docs/results.md"),
+    images: Annotated[Path, typer.Option(help="Folder of its plots.")] = Path("docs/img"),
+) -> None:
+    """Results as one page with tables and plots."""
+    from tenure.bench import report as bench
+
+    for path in bench.write(results, page, images):
+        typer.echo(str(path))
+
+
 def _finish(
     name: str, config: dict[str, Any], result: dict[str, Any], record: Path | None, as_json: bool
 ) -> None:

@@ -53,6 +53,9 @@ def longsession(
     out: Annotated[Path, typer.Option(help="Where runs are stored, a folder each.")] = Path(
         "results/longsession"
     ),
+    plot: Annotated[
+        Path | None, typer.Option(help="Also draw the run into this folder.", show_default=False)
+    ] = None,
     record: Annotated[
         Path | None,
         typer.Option(help="File of the summary; by default the run's folder with .json.", show_default=False),
@@ -98,6 +101,10 @@ def longsession(
             engine, settings, store, arms=wanted, seeds=seeds, resume=resume, separate=separate, note=note
         )
     records.write(record or folder.with_name(folder.name + ".json"), result)
+    if plot is not None:
+        from tenure.bench.longsession.plots import draw
+
+        draw([{**result, "name": folder.name}], store.load(), plot)
     if not as_json:
         Console().print(_table(result))
     typer.echo(json.dumps(result))

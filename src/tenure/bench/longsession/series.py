@@ -1,0 +1,127 @@
+"""Lines of the plots, from summaries and stored sessions: what was measured over distance, gap, length, noise."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+Result = Mapping[str, Any]
+Stored = Sequence[Mapping[str, Any]]
+
+GAPS = (0, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000, 128_000, 256_000, 512_000, 4_000_000)
+"""Edges of the classes of rotary gap."""
+
+WHOLE = 0.99
+"""Residency from which on needed tokens count as there, so that only their position can be at fault."""
+
+WINDOW = 9
+"""Turns of a running median."""
+
+
+class Point(NamedTuple):
+    """A measured value with the ends of its 95 % interval, where there is one."""
+
+    x: float
+    y: float
+    low: float | None = None
+    high: float | None = None
+
+
+Lines = dict[str, list[Point]]
+
+
+def plain(results: Iterable[Result]) -> list[Result]:
+    """Runs under right plans."""
+    return [result for result in results if result["config"].get("noise", "none") == "none"]
+
+
+def by_distance(results: Iterable[Result]) -> Lines:
+    """Share of the checks passed, over the tokens between the last definition and the probes.
+
+    Where runs set a distance, only these count: they differ in nothing else.
+    """
+    runs = plain(results)
+    swept = [run for run in runs if run["config"]["distance"] is not None]
+    return _lines(swept or runs, lambda config: config["distance"] or config["tokens"], _checks)
+
+
+def by_length(results: Iterable[Result], value: str) -> Lines:
+    """Recall, or the share of the checks passed, over the length of sessions that begin with the definitions."""
+    from_start = [result for result in plain(results) if result["config"]["distance"] is None]
+    return _lines(from_start, lambda config: config["tokens"], _checks if value == "checks" else _recall)
+
+
+def by_noise(results: Iterable[Result], kind: str) -> Lines:
+    """Recall over the share of the plan's edges that are spoilt; right plans count as the share 0."""
+    noisy = [result for result in results if result["config"]["noise"] == kind]
+    lengths = {(result["config"]["tokens"], result["config"]["distance"]) for result in noisy}
+    clean = [r for r in plain(results) if (r["config"]["tokens"], r["config"]["distance"]) in lengths]
+    planned = {name for result in noisy for name in result["arms"]} - {"none", "truncation"}
+    lines = _lines([*clean, *noisy], lambda config: config["noise_rate"], _recall)
+    return {name: points for name, points in lines.items() if name in planned}
+
+
+def by_gap(stored: Stored) -> Lines:
+    """Share of the checks passed in classes of rotary gap, of answers whose needed tokens were all there.
+
+    Whatever the arm: where everything needed is resident, arms differ in nothing but the gap.
+    """
+    from scipy.stats import binomtest
+
+    classes: dict[int, list[tuple[float, int, int]]] = {}
+    for found in stored:
+        for arm in found["arms"].values():
+            for answer in arm["answers"]:
+                gap = answer["rotary_gap"]
+                if gap is not None and answer["residency"] >= WHOLE:
+                    place = max(number for number, edge in enumerate(GAPS) if edge <= gap)
+                    classes.setdefault(place, []).append((gap, sum(answer["checks"]), len(answer["checks"])))
+    points = []
+    for _, answers in sorted(classes.items()):
+        right, total = sum(a[1] for a in answers), sum(a[2] for a in answers)
+        interval = binomtest(right, total).proportion_ci(method="wilson")
+        middle = statistics.mean(a[0] for a in answers)
+        points.append(Point(middle, right / total, float(interval.low), float(interval.high)))
+    return {"all needed tokens resident": points} if points else {}
+
+
+def time_by_length(results: Iterable[Result]) -> Lines:
+    """Seconds a turn, a running median, over the tokens of the session; only of arms that ran by themselves.
+
+    Of several runs the longest is taken for each arm.
+    """
+    lines: Lines = {}
+    for result in sorted(plain(results), key=lambda result: int(result["config"]["tokens"])):
+        for name, arm in result["arms"].items():
+            turns = arm["turn_s"]
+            if arm["time_shared_by"] == 1 and len(turns) >= 2 * WINDOW:
+                step = arm["tokens"] / len(turns)
+                lines[name] = [
+                    Point((end - WINDOW / 2) * step, statistics.median(turns[end - WINDOW : end]))
+                    for end in range(WINDOW, len(turns) + 1)
+                ]
+    return lines
+
+
+def _lines(
+    results: Iterable[Result],
+    x: Callable[[Mapping[str, Any]], float],
+    point: Callable[[float, Mapping[str, Any]], Point],
+) -> Lines:
+    lines: Lines = {}
+    for result in sorted(results, key=lambda result: x(result["config"])):
+        for name, arm in result["arms"].items():
+            if name != "none":  # the control has a length of its own
+                lines.setdefault(name, []).append(point(x(result["config"]), arm))
+    return lines
+
+
+def _checks(x: float, arm: Mapping[str, Any]) -> Point:
+    low, high = arm["checks_bootstrap95"] or arm["checks_wilson95"]
+    return Point(x, arm["checks_passed"] / arm["checks_total"], low, high)
+
+
+def _recall(x: float, arm: Mapping[str, Any]) -> Point:
+    low, high = arm["recall_bootstrap95"] or (None, None)
+    return Point(x, arm["recall"], low, high)

@@ -1,0 +1,74 @@
+"""Lines of the plots, from made-up runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from tenure.bench.longsession import series
+from tests.bench.longsession.runs import run, stored
+
+
+def test_by_distance():
+    runs = [
+        run(stored(0, {"pace": 5, "none": 5}, distance=900)),
+        run(stored(0, {"pace": 4, "h2o": 0}, distance=200)),
+        run(stored(0, {"pace": 1}, tokens=5000)),
+        run(stored(0, {"pace": 0}, distance=500, noise="dropped", noise_rate=0.1)),
+    ]
+    lines = series.by_distance(runs)
+    assert {name: [(p.x, p.y) for p in points] for name, points in lines.items()} == {
+        "pace": [(200, 0.8), (900, 1.0)],
+        "h2o": [(200, 0.0)],
+    }
+    assert [(p.x, p.y) for p in series.by_distance(runs[2:])["pace"]] == [(5000, 0.2)]
+
+
+def test_by_length():
+    runs = [
+        run(stored(0, {"pace": 4}, tokens=5000), stored(1, {"pace": 2}, tokens=5000)),
+        run(stored(0, {"pace": 3}, tokens=2000)),
+        run(stored(0, {"pace": 1}, tokens=9000, distance=100)),
+    ]
+    recall = series.by_length(runs, "recall")["pace"]
+    assert [(p.x, p.y) for p in recall] == [(2000, 0.6), (5000, pytest.approx(0.6))]
+    assert (recall[0].low, recall[0].high) == (None, None)
+    assert (recall[1].low, recall[1].high) == (0.4, 0.8)
+    assert [p.y for p in series.by_length(runs, "checks")["pace"]] == [0.6, 0.6]
+
+
+def test_by_gap_takes_only_answers_that_had_everything():
+    sessions = [
+        stored(0, {"pace": 5, "h2o": 0}, gap=3000.0),
+        stored(1, {"pace": 3, "h2o": 0}, gap=3500.0),
+        stored(2, {"foresight": 1}, gap=40_000.0),
+    ]
+    (points,) = series.by_gap(sessions).values()
+    assert [(p.x, p.y) for p in points] == [(3250.0, 0.8), (40_000.0, 0.2)]
+    assert points[0].low < 0.8 < points[0].high
+    assert series.by_gap([stored(0, {"h2o": 1})]) == {}
+
+
+def test_times_are_taken_only_from_arms_that_ran_alone():
+    lines = series.time_by_length(
+        [
+            run(stored(0, {"pace": 5, "h2o": 5}, shared=2, turns=40, tokens=8000)),
+            run(stored(0, {"pace": 5}, turns=20, tokens=4000)),
+        ]
+    )
+    assert list(lines) == ["pace"]
+    # Turns of 200 tokens that take 1, 2, 3, ... seconds: the median of nine is the middle one.
+    assert [(p.x, p.y) for p in lines["pace"][:2]] == [(900.0, 5.0), (1100.0, 6.0)]
+    assert len(lines["pace"]) == 12
+
+
+def test_noise_starts_at_the_right_plan():
+    runs = [
+        run(stored(0, {"pace": 5, "none": 5, "h2o": 1})),
+        run(stored(0, {"pace": 5}, tokens=9000)),
+        run(stored(0, {"pace": 3}, noise="dropped", noise_rate=0.5)),
+        run(stored(0, {"pace": 1}, noise="wrong", noise_rate=0.5)),
+    ]
+    lines = series.by_noise(runs, "dropped")
+    assert {name: [(p.x, p.y) for p in points] for name, points in lines.items()} == {
+        "pace": [(0.0, 0.8), (0.5, 0.6)]
+    }
