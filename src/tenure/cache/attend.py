@@ -91,7 +91,9 @@ class Forward:
     def steps(self, native: Native) -> bool:
         """Whether every session decodes one token on a slab that the native kernels can read."""
         return all(
-            work.stop - work.start == 1 and native.can_read(work.rows.raw, work.rows.rotated)
+            work.stop - work.start == 1
+            and work.watch is None
+            and native.can_read(work.rows.raw, work.rows.rotated)
             for work in self.work
         )
 

@@ -11,6 +11,7 @@ from tenure.compress.base import Compressor
 from tenure.errors import ConfigError
 
 METHODS: dict[str, tuple[str, str]] = {
+    "gracekv": ("tenure.compress.gracekv", "GraceKV"),
     "snapkv": ("tenure.compress.snapkv", "SnapKV"),
     "streaming": ("tenure.compress.streaming", "Streaming"),
     "random": ("tenure.compress.streaming", "Random"),

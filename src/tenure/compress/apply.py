@@ -68,7 +68,7 @@ def compress(
     *,
     ratio: float | None = None,
     budget: int | None = None,
-    method: str | Compressor = "snapkv",
+    method: str | Compressor = "gracekv",
     question: str | Sequence[int] | None = None,
     recent: int = 32,
     options: Mapping[str, Any] | None = None,
