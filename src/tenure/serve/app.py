@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from tenure.errors import TenureError
-from tenure.serve import sessions
-from tenure.serve.chat import Chat
+from tenure.errors import ConfigError, TenureError
+from tenure.serve import completions, sessions
+from tenure.serve.auth import Keys
 from tenure.serve.config import ServeConfig
 from tenure.serve.errors import ApiError, api_error
 from tenure.serve.events import Bus
-from tenure.serve.jobs import Failed
+from tenure.serve.guard import Guard
 from tenure.serve.metrics import Metrics
 from tenure.serve.page import page_router
-from tenure.serve.parking import NoParking, Parking
+from tenure.serve.parking import FileParking, Parking
 from tenure.serve.runner import Runner
 from tenure.serve.seen import memory_router, watch_router
 from tenure.serve.store import Store
-from tenure.serve.wire import ChatRequest
 from tenure.serve.worker import Worker
 from tenure.version import __version__
 
@@ -63,7 +65,13 @@ def create_app(
     bus = Bus()
     metrics = Metrics(engine.name)
     bus.listen(metrics)
-    store = Store(engine, config, parking or NoParking(), bus, config.resident)
+    own = None
+    if parking is None:
+        if config.state is None:
+            own = TemporaryDirectory(prefix="tenure-")
+        folder = config.state if own is None else Path(own.name)
+        parking = FileParking(engine, Path(str(folder)) / "sessions")
+    store = Store(engine, config, parking, bus, slots_of(engine, config))
     worker = Worker(engine, config, store, bus)
     server = Server(engine, config, bus, store, worker, Runner(engine, config, worker), time.time())
 
@@ -71,12 +79,17 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         worker.start()
         yield
-        worker.stop(config.grace)
-        worker.join()
+        worker.stop(0.0 if app.state.hurry else config.grace)
+        await asyncio.to_thread(worker.join)
         server.runner.close()
+        if own is not None:
+            own.cleanup()
 
     app = FastAPI(title="Tenure", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.server = server
+    app.state.hurry = False
+    keys = None if config.keys is None else Keys(config.keys)
+    app.add_middleware(Guard, keys=keys, max_body=config.max_body, bus=bus)
     app.add_exception_handler(ApiError, _refuse)
     app.add_exception_handler(TenureError, _refuse)
     app.add_exception_handler(Exception, _refuse)
@@ -84,52 +97,44 @@ def create_app(
     app.add_exception_handler(HTTPException, _http)
 
     @app.get("/healthz")
-    async def healthz() -> dict[str, Any]:
-        return {"status": "ok", "version": __version__}
+    async def healthz() -> JSONResponse:
+        """Whether the engine's thread lives."""
+        alive = worker.is_alive()
+        body = {"status": "ok" if alive else "failed", "version": __version__}
+        return JSONResponse(body, 200 if alive else 503)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         card = {"id": engine.name, "object": "model", "created": int(server.started), "owned_by": "tenure"}
         return {"object": "list", "data": [card]}
 
-    @app.post("/v1/chat/completions")
-    async def chat(body: ChatRequest, request: Request) -> Any:
-        messages = [message.model_dump(exclude_none=True) for message in body.messages]
-        whole, digests = await server.runner.render(messages)
-        options = server.runner.sampling(
-            max_tokens=body.max_completion_tokens or body.max_tokens,
-            temperature=body.temperature,
-            top_p=body.top_p,
-            min_p=body.min_p,
-            seed=body.seed,
-            stop=None
-            if body.stop is None
-            else ((body.stop,) if isinstance(body.stop, str) else tuple(body.stop)),
-            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        )
-        n = body.n or 1
-        replies = server.runner.replies(
-            tenant="",
-            conversation=whole,
-            chain=digests,
-            options=options,
-            n=n,
-            session=body.session_id if isinstance(body.session_id, str) else None,
-        )
-        usage = bool(body.stream_options and body.stream_options.include_usage)
-        out = Chat(body.model, engine.tokenizer, n=n, include_usage=usage)
-        if not body.stream:
-            return JSONResponse(await out.whole(replies))
-        first = await anext(replies)
-        if isinstance(first, Failed):
-            raise first.error
-        return StreamingResponse(out.chunks(first, replies), media_type="text/event-stream")
-
+    app.include_router(completions.router)
     app.include_router(sessions.router)
     app.include_router(memory_router())
     app.include_router(watch_router(metrics))
     app.include_router(page_router())
     return app
+
+
+def slots_of(engine: Engine, config: ServeConfig) -> int:
+    """Sessions that may be in memory at once, from the exact size of a session's slab.
+
+    Raises:
+        ConfigError: not even one fits.
+    """
+    from tenure.models.folder import free_memory
+
+    copies = 3 if engine.config.rotate == "copy" else 2
+    slab = (config.session.capacity or 0) * engine.layout.token_bytes * copies // 2
+    memory = config.memory or free_memory(str(engine.layout.device)) // 2
+    slots = min(config.resident, memory // slab)
+    if slots < 1:
+        raise ConfigError(
+            f"one session takes {slab:,} bytes, {memory:,} are allowed",
+            option="memory",
+            way_out="Give more, or a smaller budget or chunk",
+        )
+    return slots
 
 
 async def _refuse(request: Request, error: Exception) -> JSONResponse:

@@ -31,6 +31,8 @@ class ServeConfig:
         max_tokens: tokens of an answer at most.
         default_tokens: tokens of an answer that names no limit.
         max_sessions: sessions that one key may keep, parked ones too.
+        save_within: seconds after which a changed session is stored also while others are answered; while nobody waits,
+            it is stored at once.
         grace: seconds that streams have to finish after SIGTERM.
         smooth: longest time between two tokens of a stream while another session's prompt is read, as a multiple
             of what it is otherwise.
@@ -54,6 +56,7 @@ class ServeConfig:
     max_tokens: int = 16_384
     default_tokens: int = 1_024
     max_sessions: int = 1_000
+    save_within: float = 5.0
     grace: float = 30.0
     smooth: float = 2.5
     log_text: bool = False
@@ -64,7 +67,7 @@ class ServeConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < low:
                 raise ConfigError(f"{value!r} cannot be used", option=name, way_out=f"Give {low} or more")
-        for name, floor in (("wait", 0.0), ("grace", 0.0), ("smooth", 1.0)):
+        for name, floor in (("wait", 0.0), ("save_within", 0.0), ("grace", 0.0), ("smooth", 1.0)):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not floor <= value < float("inf"):
                 raise ConfigError(f"{value!r} cannot be used", option=name, way_out=f"Give {floor} or more")

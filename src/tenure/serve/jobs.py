@@ -12,7 +12,8 @@ from tenure.sampling import SamplingOptions, TokenChoice
 if TYPE_CHECKING:
     from tenure.conversation import Conversation
     from tenure.serve.errors import ApiError
-    from tenure.serve.store import Held
+    from tenure.serve.held import Held
+    from tenure.toolcalls import CallForm, ToolCall
     from tenure.turn import Turn
 
 
@@ -38,6 +39,15 @@ class Text:
 
 
 @dataclass(frozen=True)
+class Called:
+    """An answer calls a tool; ``number`` counts its calls from 0."""
+
+    index: int
+    number: int
+    call: ToolCall
+
+
+@dataclass(frozen=True)
 class Finished:
     """One answer is complete."""
 
@@ -54,7 +64,7 @@ class Failed:
     error: ApiError
 
 
-Reply = Started | Text | Finished | Failed
+Reply = Started | Text | Called | Finished | Failed
 
 
 @dataclass(eq=False)
@@ -74,7 +84,9 @@ class Job:
         key: names requests that belong together; decides between equally good sessions.
         priority: higher goes first.
         ttl: seconds that the session should stay in memory after the answer.
-        tools: whether calls of tools are looked for in the answers.
+        calls: how calls of tools are written in the answers; None looks for none.
+        hints: what became of them, for the response.
+        deadline: when waiting for room ends, on the monotonic clock.
     """
 
     id: str
@@ -89,7 +101,7 @@ class Job:
     key: str = ""
     priority: int = 0
     ttl: float = 0.0
-    tools: bool = False
+    calls: CallForm | None = None
     hints: list[dict[str, Any]] = field(default_factory=list)
     arrival: float = field(default_factory=time.monotonic)
     deadline: float = float("inf")
@@ -115,6 +127,7 @@ class Run:
     evicted: int
     reasons: dict[str, int]
     closed: bool = False
+    calls: int = 0
     first: float | None = None
     last: float | None = None
     gaps: list[float] = field(default_factory=list)

@@ -9,14 +9,13 @@ import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from tenure.conversation import Conversation, render
-from tenure.errors import ModelError
-from tenure.sampling import SamplingOptions
+from tenure.serve.ask import Ask, Ready, make_ready
 from tenure.serve.errors import ApiError
+from tenure.serve.hints import MARKS
 from tenure.serve.jobs import Failed, Finished, Job, Reply
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from tenure.serve.worker import Worker
 
 _RENDERERS = 4
-_MARKS = ("span", "region", "pin", "step", "reads", "cache_control")
+_T = TypeVar("_T")
 
 
 class Runner:
@@ -45,51 +44,44 @@ class Runner:
         # A pool of its own: tokenizing megabytes must not take the threads that others need.
         self._pool = ThreadPoolExecutor(_RENDERERS, thread_name_prefix="tenure-render")
 
-    async def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_options: Mapping[str, Any] | None = None,
-    ) -> tuple[Conversation, list[bytes]]:
-        """Render a conversation on another thread.
+    async def prepare(self, ask: Ask, tenant: str) -> dict[str, Any]:
+        """Fields of a job for :meth:`replies`; what takes long runs on another thread.
 
         Raises:
-            ApiError: it has too many messages or tokens.
-            MessageError: it is malformed.
+            ApiError: the request cannot be done.
+            TenureError: a message or an option is wrong.
         """
-        if len(messages) > self.config.max_messages:
+        if len(ask.messages) > self.config.max_messages:
             raise ApiError(
                 400,
                 "too_many_messages",
-                f"{len(messages)} messages, the limit is {self.config.max_messages}",
+                f"{len(ask.messages)} messages, the limit is {self.config.max_messages}",
                 param="messages",
             )
 
-        def work() -> tuple[Conversation, list[bytes]]:
-            transcript = self.engine.transcript(tools=tools, template_options=template_options)
-            if transcript is None:
-                raise ModelError("the model has no tokenizer", option="model", way_out="Serve another model")
-            whole = render(transcript, messages)
-            return whole, chain(messages, [list(tools or []), dict(template_options or {})])
+        def work() -> tuple[Ready, list[bytes]]:
+            setting = [list(ask.tools), dict(ask.template_options or {}), ask.tool_choice == "none"]
+            return make_ready(ask, self.engine, self.config), chain(ask.messages, setting)
 
-        whole, digests = await self.off_loop(work)
-        self.check_length(len(whole.ids))
-        return whole, digests
+        ready, digests = await self.off_loop(work)
+        hints = ready.hints
+        return {
+            "tenant": tenant,
+            "conversation": ready.conversation,
+            "chain": digests,
+            "options": ready.options,
+            "calls": ready.calls,
+            "session": hints.session,
+            "salt": hints.salt,
+            "key": hints.key,
+            "priority": hints.priority,
+            "ttl": hints.ttl,
+            "hints": hints.report,
+        }
 
-    async def off_loop(self, work: Any) -> Any:
+    async def off_loop(self, work: Callable[[], _T]) -> _T:
         """Run a function on a rendering thread."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
-
-    def check_length(self, tokens: int) -> None:
-        """Refuse a prompt that is too long; nothing is ever cut away."""
-        if tokens > self.config.max_prompt:
-            raise ApiError(
-                400,
-                "context_length_exceeded",
-                f"the request has {tokens} tokens, the limit is {self.config.max_prompt}",
-                param="messages",
-            )
 
     async def replies(self, **fields: Any) -> AsyncIterator[Reply]:
         """Submit a job and yield its replies; leaving the iterator early cancels it.
@@ -132,13 +124,6 @@ class Runner:
             if left:
                 self.worker.cancel(job)
 
-    def sampling(self, **given: Any) -> SamplingOptions:
-        """Checked options; what is None keeps its default, and the limits of the server hold."""
-        values = {name: value for name, value in given.items() if value is not None}
-        most = values.get("max_tokens", self.config.default_tokens)
-        values["max_tokens"] = min(most, self.config.max_tokens)
-        return SamplingOptions(**values)
-
     def close(self) -> None:
         """Stop the rendering threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -149,7 +134,7 @@ def chain(messages: Sequence[Mapping[str, Any]], setting: object) -> list[bytes]
     state = hashlib.blake2b(json.dumps(setting, sort_keys=True).encode(), digest_size=16)
     digests = []
     for message in messages:
-        plain = {name: value for name, value in message.items() if name not in _MARKS and value is not None}
+        plain = {name: value for name, value in message.items() if name not in MARKS and value is not None}
         state.update(json.dumps(plain, sort_keys=True).encode() + b"\n")
         digests.append(state.digest())
     return digests

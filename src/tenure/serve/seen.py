@@ -16,7 +16,7 @@ from tenure.serve.view import MOST_BLOCKS, memory_view
 
 if TYPE_CHECKING:
     from tenure.serve.app import Server
-    from tenure.serve.store import Held
+    from tenure.serve.held import Held
     from tenure.session import Session
 
 _T = TypeVar("_T")
@@ -69,6 +69,8 @@ def watch_router(metrics: Metrics) -> APIRouter:
     async def readyz(request: Request) -> dict[str, Any]:
         """Whether requests are taken: the engine's thread answers, and the queue has room."""
         server = _server(request)
+        if server.worker.stopping:
+            raise ApiError(503, "shutting_down", "the server is shutting down", retry_after=5)
         try:
             waiting = await _on_engine(request, lambda: server.worker.waiting)
         except TimeoutError:

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import APIRouter, Request
 
-from tenure.serve.store import Held
+from tenure.serve.held import Held
+from tenure.serve.routes import server_of, tenant_of
 from tenure.serve.view import memory_view, session_summary
 
-if TYPE_CHECKING:
-    from tenure.serve.app import Server
-
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
-
-
-def _server(request: Request) -> Server:
-    server: Server = request.app.state.server
-    return server
 
 
 def describe(held: Held) -> dict[str, Any]:
@@ -37,18 +30,18 @@ def describe(held: Held) -> dict[str, Any]:
 @router.get("")
 async def list_sessions(request: Request) -> dict[str, Any]:
     """All sessions of the key."""
-    server = _server(request)
-    future = server.worker.call(lambda: [describe(held) for held in server.store.of("")])
+    server, tenant = server_of(request), tenant_of(request)
+    future = server.worker.call(lambda: [describe(held) for held in server.store.of(tenant)])
     return {"object": "list", "data": await asyncio.wrap_future(future)}
 
 
 @router.get("/{session_id}")
 async def show(session_id: str, request: Request) -> dict[str, Any]:
     """One session and its memory."""
-    server = _server(request)
+    server, tenant = server_of(request), tenant_of(request)
 
     def read() -> dict[str, Any]:
-        held = server.store.get("", session_id)
+        held = server.store.get(tenant, session_id)
         memory = None if held.session is None else memory_view(held.session)
         return {**describe(held), "memory": memory}
 
@@ -58,10 +51,10 @@ async def show(session_id: str, request: Request) -> dict[str, Any]:
 @router.get("/{session_id}/spans/{span_id}")
 async def explain(session_id: str, span_id: str, request: Request) -> dict[str, Any]:
     """Where a span is and why."""
-    server = _server(request)
+    server, tenant = server_of(request), tenant_of(request)
 
     def read() -> dict[str, Any]:
-        held = server.store.get("", session_id)
+        held = server.store.get(tenant, session_id)
         if held.session is None:
             return {}
         return held.session.explain(span_id).to_json()

@@ -5,73 +5,33 @@ All of this lives on the engine's thread. The list for ``/v1/sessions`` is read 
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from array import array
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
-from tenure.conversation import Conversation
 from tenure.encode import common_prefix
-from tenure.errors import TenureError
+from tenure.errors import BudgetError, MessageError, SaveError, TenureError
 from tenure.serve.errors import ApiError
-from tenure.serve.events import Bus, SessionChanged
+from tenure.serve.events import Bus, SessionChanged, Traffic
+from tenure.serve.held import Held
 
 if TYPE_CHECKING:
     from tenure.engine import Engine
     from tenure.serve.config import ServeConfig
-    from tenure.serve.jobs import Job, Run
+    from tenure.serve.jobs import Job
     from tenure.serve.parking import Parking
     from tenure.session import Session
 
+_log = logging.getLogger("tenure.serve")
+
 _WORTH = 32
 """Tokens of another conversation's start that are worth a fork; our choice."""
-
-
-@dataclass(eq=False)
-class Held:
-    """A session as the server knows it.
-
-    Args:
-        id: shown to clients.
-        tenant: whose it is.
-        salt: see :class:`~tenure.serve.jobs.Job`.
-        key: the same.
-        session: in memory, or None while it is parked.
-        ids: its tokens, while it is parked.
-        chain: digest of the client's messages that it has answered or was answering, and their number.
-    """
-
-    id: str
-    tenant: str
-    salt: str = ""
-    key: str = ""
-    session: Session | None = None
-    ids: array[int] = field(default_factory=lambda: array("I"))
-    chain: bytes = b""
-    count: int = 0
-    created: float = field(default_factory=time.time)
-    used: float = field(default_factory=time.time)
-    turns: int = 0
-    priority: int = 0
-    keep_until: float = 0.0
-    named: bool = False
-    temporary: bool = False
-    dirty: bool = False
-    run: Run | None = None
-
-    @property
-    def busy(self) -> bool:
-        """Whether an answer is under way."""
-        return self.run is not None
-
-    @property
-    def tokens(self) -> Sequence[int]:
-        """Its token ids."""
-        return self.ids if self.session is None else self.session.memory.ids
 
 
 class Place(NamedTuple):
@@ -185,6 +145,21 @@ class Store:
             self.park(min(idle, key=lambda held: (held.keep_until > now, held.priority, held.used)))
         return True
 
+    def save(self, held: Held) -> None:
+        """Store a session that stays in memory.
+
+        Raises:
+            TenureError: it could not be stored.
+        """
+        begun = time.perf_counter()
+        try:
+            nbytes = self.parking.store(held)
+        except BaseException:
+            self._traffic(held, "out", "error", begun)
+            raise
+        held.dirty = False
+        self._traffic(held, "out", "stored", begun, nbytes)
+
     def park(self, held: Held) -> None:
         """Move a session out of memory.
 
@@ -194,19 +169,44 @@ class Store:
         session = held.session
         if session is None:
             return
-        self.parking.store(held)
+        if held.dirty:
+            self.save(held)
         held.ids = array("I", session.memory.ids)
         held.session = None
-        held.dirty = False
         session.close()
         self._report(held, "parked")
 
     def bring_back(self, held: Held) -> None:
-        """Move a parked session into memory; there must be room."""
-        if held.session is None:
+        """Move a parked session into memory; there must be room.
+
+        What a tier has lost or broken is computed again: the session is then empty, and the request says so.
+        """
+        if held.session is not None:
+            return
+        begun = time.perf_counter()
+        try:
             held.session = self.parking.load(held)
-            held.ids = array("I")
-            self._report(held, "restored")
+            self._traffic(held, "in", "hit", begun, held.session.memory.rows.nbytes)
+        except TenureError as error:
+            _log.warning("a parked session could not be read: %s", type(error).__name__)
+            self._traffic(held, "in", "error" if isinstance(error, SaveError) else "miss", begun)
+            held.session = self.engine.session(self.config.session)
+            held.dirty = True
+        held.ids = array("I")
+        self._report(held, "restored")
+
+    def _traffic(self, held: Held, direction: str, outcome: str, begun: float, nbytes: int = 0) -> None:
+        self.bus.report(
+            Traffic(
+                tenant=held.tenant,
+                session=held.id,
+                tier="sessions",
+                direction=direction,
+                outcome=outcome,
+                nbytes=nbytes,
+                seconds=time.perf_counter() - begun,
+            )
+        )
 
     # -- making and ending -----------------------------------------------------------------------
 
@@ -215,6 +215,7 @@ class Store:
         held = self._add(job.tenant, None if temporary else job.session, job.salt, job.key)
         held.temporary = temporary
         held.session = self.engine.session(self.config.session)
+        held.dirty = True
         self._report(held, "opened")
         return held
 
@@ -226,6 +227,7 @@ class Store:
         held.temporary = temporary
         held.session = source.session.fork()
         held.chain, held.count, held.turns = source.chain, source.count, source.turns
+        held.dirty = True
         self._report(held, "forked")
         return held
 
@@ -271,11 +273,28 @@ def intact(session: Session) -> int:
     return int(same.long().cumprod(0).sum())
 
 
-def adopt(held: Held, conversation: Conversation, keep: int) -> int:
-    """Bring a session to a conversation, using ``keep`` of its tokens at most."""
-    session = held.session
+def adopt(held: Held, job: Job, keep: int) -> int:
+    """Bring a session to a request's conversation, using ``keep`` of its tokens at most.
+
+    Marks that the session cannot take (a span's id that it has already, pins on top of its own) are given up: they are
+    hints.
+    """
+    session, whole = held.session, job.conversation
     if session is None:
         raise TenureError("the session is parked", option="session")
     if keep < len(session):
         session.keep_first(keep)
-    return session.adopt(conversation)
+    try:
+        return session.adopt(whole)
+    except (BudgetError, MessageError) as error:
+        pieces = [
+            replace(piece, span=None, pin="soft" if piece.pin == "hard" else piece.pin)
+            for piece in whole.pieces
+        ]
+        for entry in job.hints:
+            if entry["hint"] in ("span", "pin") and entry["outcome"] != "rejected":
+                entry |= {
+                    "outcome": "rejected" if entry["hint"] == "span" else "clipped",
+                    "reason": error.cause,
+                }
+        return session.adopt(replace(whole, pieces=pieces))

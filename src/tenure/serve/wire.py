@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-_Strict = ConfigDict(extra="allow", strict=True, populate_by_name=True)
+_Strict = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
 Temperature = Annotated[float, Field(ge=0, le=10)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -58,6 +58,13 @@ class Sampling(BaseModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
+    session_id: Any = None
+    priority: Any = None
+    cache_salt: Any = None
+    prompt_cache_key: Any = None
+    cache_control: Any = None
+    nvext: Any = None
+    hints: Any = None
 
 
 class ChatMessage(BaseModel):
@@ -85,13 +92,6 @@ class ChatRequest(Sampling):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    session_id: Any = None
-    priority: Any = None
-    cache_salt: Any = None
-    prompt_cache_key: Any = None
-    cache_control: Any = None
-    nvext: Any = None
-    hints: Any = None
 
 
 class CompletionRequest(Sampling):

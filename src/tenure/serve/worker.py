@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tenure.serve.errors import ApiError, api_error
 from tenure.serve.events import Bus, Evicted, Queued, Refused, Stepped, TurnEnded, TurnStarted
-from tenure.serve.jobs import Failed, Finished, Job, Run, Started, Text
+from tenure.serve.held import Held
+from tenure.serve.jobs import Called, Failed, Finished, Job, Run, Started, Text
 from tenure.serve.pace import Pacer
-from tenure.serve.store import Held, Place, Store, adopt
+from tenure.serve.store import Place, Store, adopt
 
 if TYPE_CHECKING:
     from tenure.engine import Engine
@@ -98,6 +99,11 @@ class Worker(threading.Thread):
             self._wake.notify()
 
     @property
+    def stopping(self) -> bool:
+        """Whether no more requests are taken."""
+        return self._stopping is not None
+
+    @property
     def waiting(self) -> int:
         """Requests that wait for their turn."""
         return len(self._incoming) + len(self._jobs)
@@ -113,21 +119,55 @@ class Worker(threading.Thread):
         """The thread's body."""
         while True:
             with self._wake:
-                while not (self._calls or self._incoming or self._runs or self._stopping is not None):
+                while not (
+                    self._calls
+                    or self._incoming
+                    or self._runs
+                    or self._stopping is not None
+                    or self._unsaved()
+                ):
                     if not self._wake.wait(timeout=self._patience()):
                         break
-            self._run_calls()
-            self._take_in()
-            self._admit()
-            if self._runs:
-                self._step()
-            elif self._jobs and self._stopping is None:
-                time.sleep(0.005)  # they wait for something that no forward brings
-            if self._stopping is not None and self._finish():
-                return
+            try:
+                if self._round():
+                    return
+            except Exception as error:
+                _log.exception("the engine's thread failed on something; the answers under way end with it")
+                for run in list(self._runs):
+                    self._close(run, error)
+
+    def _round(self) -> bool:
+        """One turn of the loop; True at the end."""
+        self._run_calls()
+        self._take_in()
+        self._admit()
+        if self._runs:
+            self._step()
+        elif self._jobs and self._stopping is None:
+            time.sleep(0.005)  # they wait for something that no forward brings
+        self._save_some()
+        return self._stopping is not None and self._finish()
+
+    def _save_some(self) -> None:
+        """Store what has changed, one session at a time: at once while nobody waits, else when it has waited long."""
+        due = [held for held in self.store if held.dirty and not held.busy and not held.temporary]
+        due = [held for held in due if held.session is not None]
+        if not due:
+            return
+        held = min(due, key=lambda held: held.used)
+        if self._runs and time.time() - held.used < self.config.save_within:
+            return
+        try:
+            self.store.save(held)
+        except Exception as error:
+            held.dirty = False  # told once; the next turn tries again
+            _log.error("a session could not be saved: %s", type(error).__name__)
 
     def _patience(self) -> float | None:
         return 0.05 if self._jobs else None
+
+    def _unsaved(self) -> bool:
+        return any(held.dirty and not held.busy for held in self.store)
 
     def _run_calls(self) -> None:
         for _ in range(_CALLS):
@@ -191,7 +231,7 @@ class Worker(threading.Thread):
             return False
         try:
             keep = place.keep if place.how == "branched" else len(held.tokens)
-            cached = adopt(held, job.conversation, keep)
+            cached = adopt(held, job, keep)
         except BaseException:
             if place.how != "continued":
                 store.delete(held)
@@ -236,7 +276,7 @@ class Worker(threading.Thread):
         options = job.options
         if index and options.seed is not None:
             options = replace(options, seed=(options.seed + index) % 2**63)
-        turn = session.start_turn(options)
+        turn = session.start_turn(options, calls=job.calls)
         run = Run(
             job, held, index, turn, prompt, cached, session.memory.ledger.evicted_ever, _losses(session)
         )
@@ -301,8 +341,8 @@ class Worker(threading.Thread):
             return
         if turn.done:
             self._close(run, turn.error)
-        elif text := turn.take():
-            self._emit_text(run, text)
+        else:
+            self._emit_parts(run)
 
     def _branch_out(self, run: Run) -> None:
         """Begin the further answers of a request, now that their prompt has been read once."""
@@ -314,6 +354,16 @@ class Worker(threading.Thread):
                 self._begin(run.job, held, index, run.prompt_tokens, run.cached_tokens)
         except Exception as error:
             self._close(run, error)
+
+    def _emit_parts(self, run: Run, *, last: bool = False) -> None:
+        for part in run.turn.take_parts():
+            if isinstance(part, str):
+                self._emit_text(run, part)
+            else:
+                run.job.emit(Called(run.index, run.calls, part))
+                run.calls += 1
+        if last and run.turn.choices:
+            self._emit_text(run, "")
 
     def _emit_text(self, run: Run, text: str) -> None:
         choices, run.turn.choices = run.turn.choices, []
@@ -330,14 +380,16 @@ class Worker(threading.Thread):
         except Exception as broken:
             error = error or broken
         held.turns += 1
+        held.dirty = True
         session = _session(held)
         reason = "error" if error is not None else str(turn.reason)
+        if reason == "stop" and turn.calls:
+            reason = "tool_calls"
         self._report(run, session, reason)
         if error is not None:
             self._fail(job, error)
         elif not job.cancelled:
-            if (text := turn.take()) or turn.choices:
-                self._emit_text(run, text)
+            self._emit_parts(run, last=True)
             job.emit(Finished(run.index, reason, len(turn.ids), self._counters(run, session)))
         if held.temporary:
             self.store.delete(held)

@@ -1,0 +1,56 @@
+"""``Held``: a session as the server knows it."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tenure.serve.jobs import Run
+    from tenure.session import Session
+
+
+@dataclass(eq=False)
+class Held:
+    """A session as the server knows it.
+
+    Args:
+        id: shown to clients.
+        tenant: whose it is.
+        salt: see :class:`~tenure.serve.jobs.Job`.
+        key: the same.
+        session: in memory, or None while it is parked.
+        ids: its tokens, while it is parked.
+        chain: digest of the client's messages that it has answered or was answering, and their number.
+    """
+
+    id: str
+    tenant: str
+    salt: str = ""
+    key: str = ""
+    session: Session | None = None
+    ids: array[int] = field(default_factory=lambda: array("I"))
+    chain: bytes = b""
+    count: int = 0
+    created: float = field(default_factory=time.time)
+    used: float = field(default_factory=time.time)
+    turns: int = 0
+    priority: int = 0
+    keep_until: float = 0.0
+    named: bool = False
+    temporary: bool = False
+    dirty: bool = False
+    run: Run | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether an answer is under way."""
+        return self.run is not None
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """Its token ids."""
+        return self.ids if self.session is None else self.session.memory.ids
