@@ -33,7 +33,7 @@ class Foresight(H2O):
     Planned spans take from the recent slots' share down to ``min_recent``. All of this is our choice.
 
     Args:
-        mode: see above.
+        mode: `lexicographic`, the order of readers first, or `paper`, an additive bonus.
         phi: bonus of what the current step reads.
         min_recent: newest slots that planned ones cannot take, at most a quarter of the budget.
     """
