@@ -230,7 +230,7 @@ class Memory:
             if self.policy.evicts:
                 self._evict()  # a decode burst has used the slack
             else:
-                self._resize(1 << (ledger.rows + count - 1).bit_length())
+                self.resize(1 << (ledger.rows + count - 1).bit_length())
         ledger.stage(count)
 
     def work(self, start: int, count: int) -> Work:
@@ -437,12 +437,8 @@ class Memory:
         self.rows.renumber()
         self.frozen = self.frozen.placed(self.ledger)
 
-    def reserve(self, rows: int) -> None:
-        """Make the slab large enough for so many rows, in a session without a budget."""
-        if rows > self.rows.capacity and not self.policy.evicts:
-            self._resize(1 << (rows - 1).bit_length())
-
-    def _resize(self, capacity: int) -> None:
+    def resize(self, capacity: int) -> None:
+        """Move the rows to a slab of another size."""
         if capacity != self.rows.capacity:
             self.ledger.grow(capacity)
             self.rows.grow(capacity, self.ledger.position)
@@ -453,7 +449,7 @@ class Memory:
         self.ledger.blocks = frozen.blocks
         capacity = self.config.capacity
         if capacity is not None and self.ledger.rows <= capacity - frozen.slots:
-            self._resize(capacity - frozen.slots)
+            self.resize(capacity - frozen.slots)
 
     @torch.inference_mode()
     def compress(self, index: Tensor, segment: RaggedSegment) -> None:
@@ -467,7 +463,7 @@ class Memory:
             self.rows.keep(index, poison=POISON)
             self.freeze(self.frozen.add(segment))
             if self.config.capacity is None:
-                self._resize(-(-max(1, self.ledger.rows) // _SHRUNK) * _SHRUNK)
+                self.resize(-(-max(1, self.ledger.rows) // _SHRUNK) * _SHRUNK)
             if self.positions.renumber(self.ledger.next_position, 0, self.ledger.gaps):
                 self._renumber()
         if POISON:

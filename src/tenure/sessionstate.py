@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from tenure.memory import Memory
     from tenure.session import Session
 
-_COUNTERS = ("rows", "length", "next_position", "renumbers", "evictions", "evicted_ever")
+_SIZES = ("groups", "capacity")
+"""Whole numbers of a ledger that are no counters."""
 
 
 def describe(session: Session) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -53,7 +54,13 @@ def describe(session: Session) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "step": session._step,
         "unnamed": session._unnamed,
         "groups": ledger.groups,
-        "counters": {name: getattr(ledger, name) for name in _COUNTERS},
+        "capacity": ledger.capacity,
+        "counters": {
+            name: value
+            for name, value in vars(ledger).items()
+            if isinstance(value, int) and name not in _SIZES
+        },
+        "chunk_left": memory._chunk_left,
         "spans": [_span_json(span) for span in ledger.spans],
         "backlog": _backlog_json(memory),
         "transcript": _transcript_json(session._transcript, nodes),
@@ -97,16 +104,16 @@ def rebuild(engine: Engine, state: Mapping[str, Any], tensors: Mapping[str, Tens
     if ledger.groups != state["groups"]:
         raise ValueError(f"{state['groups']} groups of slots, the policy has {ledger.groups} here")
     memory.ids = array("I", tensors["ids"].numpy().tobytes())
-    counters = state["counters"]
-    memory.reserve(counters["rows"])
+    _fill_frozen(memory, tensors)
+    memory.resize(state["capacity"])
     for span in state["spans"]:
         ledger.spans.add(_span(span))
     memory.aging.fill(state["aging"])
-    _fill_slots(ledger, counters, tensors)
-    _fill_frozen(memory, tensors)
+    _fill_slots(ledger, state["counters"], tensors)
     odd = (tensors["odd"], tensors["odd.rotated"]) if "odd" in tensors else None
     memory.rows.fill(tensors["keys"], tensors["values"], odd)
     _fill_backlog(memory, state["backlog"])
+    memory._chunk_left = state["chunk_left"]
     fill_archive(memory, state["archive"], tensors)
     session.logits = tensors["logits"].to(engine.layout.device) if "logits" in tensors else None
     session._step, session._unnamed = state["step"], state["unnamed"]
@@ -129,8 +136,8 @@ def _span(data: Mapping[str, Any]) -> Span:
 
 
 def _fill_slots(ledger: Ledger, counters: Mapping[str, int], tensors: Mapping[str, Tensor]) -> None:
-    for name in _COUNTERS:
-        setattr(ledger, name, counters[name])
+    for name, value in counters.items():
+        setattr(ledger, name, value)
     for name, one in ledger.arrays.items():
         one[:, : ledger.rows] = tensors[f"slot.{name}"]
 
