@@ -207,8 +207,11 @@ class Engine:
     def restore(self, path: str | Path) -> Session:
         """A session as :meth:`Session.save` has written it; it goes on with the same ids as if it had never left.
 
+        Args:
+            path: of the file, or ``tier:NAME`` for the last of the engine's tiers.
+
         Raises:
-            SaveError: no such file, or its content is not what was saved.
+            SaveError: there is none, or its content is not what was saved.
             ConfigError: another model, tokenizer, dtype or format made it, or its slab does not fit the memory.
         """
         return sessionstore.load(self, path)

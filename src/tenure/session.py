@@ -458,18 +458,18 @@ class Session:
         return copy
 
     def save(self, path: str | Path) -> int:
-        """Write the whole session to a file, to go on with :meth:`Engine.restore` at any later time.
+        """Write the whole session to a file or a tier, to go on with :meth:`Engine.restore` at any later time.
 
-        An older file is replaced as a whole: after a crash it is the old one or the new one. The session goes on.
+        An older one is replaced as a whole: after a crash it is the old one or the new one. The session goes on.
 
         Args:
-            path: of the file.
+            path: of the file, or ``tier:NAME`` for the last of the engine's tiers.
 
         Returns:
             Bytes written.
 
         Raises:
-            SaveError: the file could not be written.
+            SaveError: it could not be written.
             ConfigError: a turn is open.
         """
         self._idle()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tenure import sessiontier
 from tenure.errors import ConfigError, IntegrityError, SaveError
 from tenure.files import remove_parts, replace_file
 from tenure.fingerprint import FORMAT, Fingerprint
@@ -38,8 +39,11 @@ def save(session: Session, path: str | Path) -> int:
     """
     from safetensors.torch import save_file
 
-    path = Path(path)
     metadata, tensors = pack(session)
+    name = _name(path)
+    if name is not None:
+        return sessiontier.write(session.engine, name, metadata, tensors)
+    path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_parts(path.parent)
@@ -58,6 +62,11 @@ def load(engine: Engine, path: str | Path) -> Session:
     """Read a session from a file; see :meth:`Engine.restore`."""
     from safetensors import SafetensorError, safe_open
 
+    name = _name(path)
+    if name is not None:
+        metadata, tensors = sessiontier.read(engine, name)
+        check_header(engine, metadata, str(path))
+        return unpack(engine, metadata, tensors, str(path))
     path = Path(path)
     if path.parent.is_dir():
         remove_parts(path.parent)
@@ -71,6 +80,12 @@ def load(engine: Engine, path: str | Path) -> Session:
     except (OSError, SafetensorError) as error:
         raise SaveError(f"the file cannot be read: {error}", option=str(path), way_out=_AGAIN) from error
     return unpack(engine, metadata, tensors, str(path))
+
+
+def _name(path: str | Path) -> str | None:
+    """Name of a session in a tier; None for a file."""
+    scheme = sessiontier.SCHEME
+    return path.removeprefix(scheme) if isinstance(path, str) and path.startswith(scheme) else None
 
 
 def pack(session: Session) -> tuple[dict[str, str], dict[str, Tensor]]:

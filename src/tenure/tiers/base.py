@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -11,6 +12,9 @@ from typing import ClassVar
 
 from tenure.tiers.blob import Blob
 from tenure.tiers.spec import TierSpec
+
+SESSIONS = "session:"
+"""What keys of saved sessions begin with: entries that a user has asked for, and no cache."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +65,9 @@ class Tier(ABC):
 
     @property
     def name(self) -> str:
-        """For messages and statistics."""
-        return f"{self.kind}:{self.spec.where}" if self.spec.where else self.kind
+        """For messages and statistics, without a password."""
+        where = re.sub(r"//[^/@]*@", "//", self.spec.where)
+        return f"{self.kind}:{where}" if where else self.kind
 
     @abstractmethod
     def write(self, key: str, blob: Blob) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from tenure.errors import ConfigError, TierError
 from tenure.files import remove_parts, replace_file
-from tenure.tiers.base import Entry, Tier
+from tenure.tiers.base import SESSIONS, Entry, Tier
 from tenure.tiers.blob import (
     PREFIX_BYTES,
     Blob,
@@ -63,9 +63,11 @@ class DiskTier(Tier):
             return sum(self._sizes.values())
 
     def write(self, key: str, blob: Blob) -> None:
-        """See :class:`Tier`."""
+        """See :class:`Tier`. Saved sessions may take the whole capacity, and no more."""
         path = self._path(key)
         prefix = blob.prefix()
+        if key.startswith(SESSIONS):
+            self._check_sessions(key, len(prefix) + blob.nbytes)
 
         def fill(part: Path) -> None:
             with part.open("wb", buffering=0) as file:
@@ -146,12 +148,14 @@ class DiskTier(Tier):
         count = remove_parts(self.folder)
         entries = self.entries()
         ttl = self.spec.ttl
-        old = [entry.key for entry in entries if ttl is not None and entry.age > ttl]
+        old = {
+            entry.key
+            for entry in entries
+            if ttl is not None and entry.age > ttl and not entry.key.startswith(SESSIONS)
+        }
         self.delete(old)
         with self._lock:
-            self._sizes = OrderedDict(
-                (entry.key, entry.nbytes) for entry in entries if ttl is None or entry.age <= ttl
-            )
+            self._sizes = OrderedDict((entry.key, entry.nbytes) for entry in entries if entry.key not in old)
         return count + len(old)
 
     def overflow(self) -> list[str]:
@@ -161,9 +165,21 @@ class DiskTier(Tier):
             for key, size in self._sizes.items():
                 if over <= 0:
                     break
-                keys.append(key)
-                over -= size
+                if not key.startswith(SESSIONS):
+                    keys.append(key)
+                    over -= size
         return keys
+
+    def _check_sessions(self, key: str, size: int) -> None:
+        with self._lock:
+            held = sum(
+                have for other, have in self._sizes.items() if other.startswith(SESSIONS) and other != key
+            )
+        if held + size > (self.spec.capacity or 0):
+            raise TierError(
+                f"{held:,} bytes of saved sessions and {size:,} more pass its {self.spec.capacity:,}",
+                option=self.name,
+            )
 
     def _lose(self, key: str) -> None:
         with self._lock:

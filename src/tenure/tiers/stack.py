@@ -10,9 +10,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as TimeOut
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -50,6 +51,8 @@ class TierStack:
         self._coming: dict[str, Future[SpanRecord | None]] = {}
         self._holders: Counter[str] = Counter()
         """How many archives know a key."""
+        self._moving: dict[str, bool] = {}
+        """Keys that are being written somewhere, and whether the last archive has forgotten them since."""
         self._kept: set[str] = set()
         """Keys that a saved session names."""
 
@@ -125,6 +128,8 @@ class TierStack:
                     del self._holders[key]
                     self._leaving.pop(key, None)
                     gone.append(key)
+                    if key in self._moving:
+                        self._moving[key] = True
             stale = [key for key in gone if key not in self._kept]
         for key in gone:
             self.host.pop(key)
@@ -224,27 +229,46 @@ class TierStack:
             record = self._leaving.get(key)
         if record is None:
             return  # nobody knows it any more
-        try:
+        with self._move(key):
             done = any(
                 store.write(key, encode(key, record, self.fingerprint, store.tier.spec.codec))
                 for store in self.stores
             )
-        finally:
-            with self._lock:
-                self._leaving.pop(key, None)
+        with self._lock:
+            self._leaving.pop(key, None)
         if not done:
             self.counters.add("lost")
         self._make_room()
+
+    def make_room(self) -> None:
+        """Move on, in the background, what has become too much for a store."""
+        for store in self.stores[:1]:
+            store.later(self._make_room)
 
     def _make_room(self) -> None:
         for number, store in enumerate(self.stores):
             for key in store.tier.overflow():
                 below = self.stores[number + 1 : number + 2]
-                blob = store.read(key) if below and not below[0].tier.has(key) else None
-                moved = blob is not None and below[0].write(key, blob)
-                store.tier.counters.add("demoted" if moved else "evicted")
-                store.delete([key])
+                with self._move(key):
+                    blob = store.read(key) if below and not below[0].tier.has(key) else None
+                    moved = blob is not None and below[0].write(key, blob)
+                    store.tier.counters.add("demoted" if moved else "evicted")
+                    store.delete([key])
             store.tidy()
+
+    @contextmanager
+    def _move(self, key: str) -> Iterator[None]:
+        """While an entry is written; it is removed again if its last archive has forgotten it by then."""
+        with self._lock:
+            self._moving[key] = False
+        try:
+            yield
+        finally:
+            with self._lock:
+                forgotten = self._moving.pop(key)
+            if forgotten:
+                for store in self.stores:
+                    store.delete([key])
 
     def _fetch(self, key: str) -> Future[SpanRecord | None] | None:
         """The read of a record, under way or new; None where no store can have it."""
@@ -275,7 +299,8 @@ class TierStack:
             record = None if blob is None else self._decode(store, key, blob)
             store.tier.counters.add("misses" if record is None else "hits")
             if record is not None:
-                self._admit(key, record)
+                if store.tier.has(key):  # else it was forgotten while it was read
+                    self._admit(key, record)
                 return record
         return None
 

@@ -71,15 +71,20 @@ class ValkeyTier(Tier):
         names = [f"{_PREFIX}part:{generation}:{number}" for number in range(len(blob.ranges))]
         end = int((time.time() + (self.spec.ttl or _DAY)) * 1000)
         manifest = Blob({**blob.header, "names": names}, blob.body[:0]).prefix()
+        sent = False
         try:
             with self._talk() as client:
                 pipe = client.pipeline(transaction=False)
                 for name, (start, stop) in zip(names, blob.ranges, strict=True):
                     pipe.set(name, blob.body[start:stop].data, pxat=end)
                 pipe.execute()
+            sent = True
+            with self._talk() as client:
                 old = client.set(_PREFIX + key, manifest, pxat=end, get=True)
-        except TierError:
-            self._unlink(names)
+        except TierError as error:
+            # Without an answer the manifest may be there: then its parts must stay, and expire with it.
+            if not sent or isinstance(error.__cause__, self._valkey.ResponseError):
+                self._unlink(names)
             raise
         self._unlink(_names(old))
         with self._lock:
