@@ -33,6 +33,8 @@ def load(folder: Path) -> tuple[list[Result], list[dict[str, Any]], list[tuple[P
     sessions: list[dict[str, Any]] = []
     others: list[tuple[Path, dict[str, Any]]] = []
     for path in sorted(folder.rglob("*.json")):
+        if any(part.startswith(".") for part in path.relative_to(folder).parts):
+            continue  # checkpoints of a run that is under way
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tenure.bench.longsession.arms import ARMS, chosen
+from tenure.bench.longsession.checkpoint import Checkpoint
 from tenure.bench.longsession.play import Player, play
 from tenure.bench.longsession.run import CONTROL, Settings, check_noise, run, told_plan
 from tenure.bench.longsession.store import Store
@@ -169,13 +170,15 @@ def test_resume(engine, tmp_path, monkeypatch):
         Store(store.folder, replace(SETTINGS, budget=1200).config)
 
 
-def test_the_control_is_short(engine, tmp_path, monkeypatch):
+@pytest.mark.parametrize("distance", [None, 500])
+def test_the_control_is_short(engine, tmp_path, monkeypatch, distance):
     quick(monkeypatch)
-    monkeypatch.setattr("tenure.bench.longsession.run.CONTROL", 1700)
-    store = Store(tmp_path / "run", SETTINGS.config)
+    monkeypatch.setattr("tenure.bench.longsession.run.CONTROL", 2000)
+    settings = replace(SETTINGS, distance=distance)
+    store = Store(tmp_path / "run", settings.config)
     found = run(
         engine,
-        SETTINGS,
+        settings,
         store,
         arms=chosen("none,recency"),
         seeds=[0],
@@ -183,9 +186,51 @@ def test_the_control_is_short(engine, tmp_path, monkeypatch):
         separate=False,
         note=lambda text: None,
     )
-    assert found["arms"]["none"]["tokens"] <= 1700 < found["arms"]["recency"]["tokens"]
+    assert found["arms"]["none"]["tokens"] <= 2000 < found["arms"]["recency"]["tokens"]
     assert found["arms"]["none"]["residency"] == 1.0
     assert CONTROL < 8192
+
+
+class StoppedError(Exception):
+    """The machine went down."""
+
+
+def test_a_session_goes_on_from_its_checkpoint(engine, task, tmp_path, monkeypatch):
+    """Killed in the middle of the filler and resumed, the answers are those of an undisturbed session."""
+    monkeypatch.setattr("tenure.bench.longsession.checkpoint.EVERY", 0.0)
+    undisturbed, killed, resumed = (players(engine, task, "h2o,pace") for _ in range(3))
+    play(undisturbed, lambda text: None, separate=False)
+    read: list[int] = []
+
+    def stop(text: str) -> None:
+        read.append(len(killed[0].turn_s))
+        if len(read) == 4:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        play(killed, stop, separate=False, checkpoint=Checkpoint(tmp_path / "point"))
+    place = Checkpoint(tmp_path / "point")
+    assert [path.name for path in place.folder.glob("turn-*")] == ["turn-000004"]
+    other = players(engine, task, "pace")
+    assert place.load(other) == 0
+    play(resumed, lambda text: None, separate=False, checkpoint=place)
+    for one, two in zip(undisturbed, resumed, strict=True):
+        assert one.answers == two.answers
+        assert len(two.turn_s) == len(task.turns)
+    place.remove()
+    assert not place.folder.exists()
+
+
+def test_a_damaged_checkpoint_costs_only_time(engine, task, tmp_path, monkeypatch):
+    monkeypatch.setattr("tenure.bench.longsession.checkpoint.EVERY", 0.0)
+    first, second = players(engine, task, "pace"), players(engine, task, "pace")
+    place = Checkpoint(tmp_path)
+    first[0].read(0)
+    engine.drain([first[0].session])
+    place.save(first, 1)
+    (tmp_path / "turn-000001" / "pace.safetensors").write_bytes(b"broken")
+    assert place.load(second) == 0
+    assert len(second[0].session) == 0
 
 
 def test_unknown_arms():

@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from tenure.bench.longsession.arms import Arm
+from tenure.bench.longsession.checkpoint import Checkpoint
 from tenure.bench.longsession.score import Answer, measure
 from tenure.bench.longsession.task import Probe, Task
 from tenure.bench.longsession.truncate import newest
@@ -79,7 +80,13 @@ class Player:
         return [replace(message, step=None, reads=()) for message in messages]
 
 
-def play(players: Sequence[Player], note: Callable[[str], None], *, separate: bool) -> None:
+def play(
+    players: Sequence[Player],
+    note: Callable[[str], None],
+    *,
+    separate: bool,
+    checkpoint: Checkpoint | None = None,
+) -> None:
     """Read all turns, then answer all probes.
 
     Args:
@@ -87,13 +94,17 @@ def play(players: Sequence[Player], note: Callable[[str], None], *, separate: bo
         note: told of the progress.
         separate: run each arm by itself, turn about, so that a slow minute of the machine hits all of them; else all
             arms share every forward, and with it the time.
+        checkpoint: where to begin, and to save now and then; None does neither.
     """
+    first = 0 if checkpoint is None else checkpoint.load(players)
     groups = [[player] for player in players] if separate else [list(players)]
     turns = max(len(player.task.turns) for player in players)
-    for number in range(turns):
+    for number in range(first, turns):
         turned = groups[number % len(groups) :] + groups[: number % len(groups)]
         for group in turned:
             _read(group, number)
+        if checkpoint is not None and checkpoint.due(players):
+            checkpoint.save(players, number + 1)
         note(f"turn {number + 1:,} of {turns:,}, {max(len(player.session) for player in players):,} tokens")
     for group in groups:
         for batch in _batches(group):

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from tenure.bench.longsession.arms import Arm
+from tenure.bench.longsession.checkpoint import Checkpoint
 from tenure.bench.longsession.play import Player, play
 from tenure.bench.longsession.store import Store
 from tenure.bench.longsession.summary import summarise
@@ -88,7 +89,7 @@ def run(
         store: where sessions go.
         arms: which to play.
         seeds: of the sessions.
-        resume: pass over what is stored already.
+        resume: pass over what is stored already, and go on from a checkpoint inside a session.
         separate: see :func:`~tenure.bench.longsession.play.play`.
         note: told of the progress.
     """
@@ -101,34 +102,32 @@ def run(
                 note(f"session {count} of {len(seeds)} (seed {seed}): {text}")
 
             tell("building")
-            store.write(seed, _session(engine, settings, left, seed, tell, separate), separate=separate)
+            checkpoint = Checkpoint(store.folder / f".checkpoint-{seed:04d}")
+            if not resume:
+                checkpoint.remove()
+            players = _players(engine, settings, left, seed)
+            play(players, tell, separate=separate, checkpoint=checkpoint)
+            shared = 1 if separate else len(players)
+            store.write(
+                seed, {player.arm.name: _result(player, shared) for player in players}, separate=separate
+            )
+            checkpoint.remove()
     return summarise(store.load())
 
 
-def _session(
-    engine: Engine,
-    settings: Settings,
-    arms: Sequence[Arm],
-    seed: int,
-    note: Callable[[str], None],
-    separate: bool,
-) -> dict[str, Any]:
+def _players(engine: Engine, settings: Settings, arms: Sequence[Arm], seed: int) -> list[Player]:
     tokenizer = engine.tokenizer
     task = build(tokenizer, tokens=settings.tokens, distance=settings.distance, seed=seed)
     players = []
     for arm in arms:
         played = task
         if arm.kind == "control" and task.tokens > CONTROL:
-            near = (
-                None
-                if settings.distance is None
-                else min(settings.distance, CONTROL - sum(task.sizes.values()) - 500)
-            )
-            played = build(tokenizer, tokens=CONTROL, distance=near, seed=seed)
+            played = build(tokenizer, tokens=CONTROL, seed=seed)
+            if settings.distance is not None and settings.distance < played.distance:
+                played = build(tokenizer, tokens=CONTROL, distance=settings.distance, seed=seed)
         config = arm.config(budget=settings.budget, chunk=settings.chunk, limit=settings.limit, seed=seed)
         players.append(Player(engine, arm, played, config, told_plan(task, settings), settings.budget))
-    play(players, note, separate=separate)
-    return {player.arm.name: _result(player, 1 if separate else len(players)) for player in players}
+    return players
 
 
 def told_plan(task: Task, settings: Settings) -> Plan:

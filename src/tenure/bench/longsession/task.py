@@ -114,7 +114,8 @@ def build(tokenizer: Any, *, tokens: int, distance: int | None = None, seed: int
     rng = random.Random(f"filler {seed}")
     transcript = Transcript(tokenizer)
     system = Message("system", SYSTEM)
-    defining = [_define(span, text) for span, text in definitions(facts).items()]
+    defined = definitions(facts)
+    defining = [_define(span, text) for span, text in defined.items()]
     fixed = _count(transcript.fork(), [system, *(message for turn in defining for message in turn)])
     room = tokens - fixed
     late = room if distance is None else distance
@@ -135,7 +136,7 @@ def build(tokenizer: Any, *, tokens: int, distance: int | None = None, seed: int
     turns = [*early, *defining, *behind]
     turns[0] = [system, *turns[0]]  # some templates refuse a system message that stands alone
     pieces = Transcript(tokenizer).open([message for turn in turns for message in turn])
-    sizes = {span: len(piece.ids) for piece in pieces if (span := piece.span) is not None}
+    sizes = {span: len(piece.ids) for piece in pieces if (span := piece.span) in defined and span}
     return Task(
         seed=seed,
         facts=facts,
