@@ -13,6 +13,15 @@ from tenure.errors import ConfigError
 METHODS: dict[str, tuple[str, str]] = {
     "gracekv": ("tenure.compress.gracekv", "GraceKV"),
     "snapkv": ("tenure.compress.snapkv", "SnapKV"),
+    "pyramidkv": ("tenure.compress.pyramidkv", "PyramidKV"),
+    "adakv": ("tenure.compress.adakv", "AdaKV"),
+    "cake": ("tenure.compress.cake", "Cake"),
+    "lagkv": ("tenure.compress.lagkv", "LagKV"),
+    "expected": ("tenure.compress.expected", "ExpectedAttention"),
+    "adakv-expected": ("tenure.compress.expected", "AdaExpectedAttention"),
+    "keydiff": ("tenure.compress.keydiff", "KeyDiff"),
+    "kvzip": ("tenure.compress.kvzip", "KVzip"),
+    "twinkv": ("tenure.compress.twinkv", "TwinKV"),
     "streaming": ("tenure.compress.streaming", "Streaming"),
     "random": ("tenure.compress.streaming", "Random"),
 }

@@ -55,6 +55,7 @@ class Context:
         kernels: the kernel module of the device.
         scale: factor on the logits.
         seconds: where methods enter what their stages took.
+        notes: what one part of a method leaves for another.
     """
 
     keys: Tensor
@@ -73,6 +74,7 @@ class Context:
     kernels: Kernels
     scale: float
     seconds: dict[str, float] = field(default_factory=dict)
+    notes: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def shape(self) -> tuple[int, int, int]:

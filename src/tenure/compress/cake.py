@@ -1,0 +1,56 @@
+"""CAKE: layers get what their attention's spread and change ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tenure.compress.base import Context, spread
+from tenure.compress.snapkv import SnapKV, each_layer, pooled
+
+
+@dataclass(frozen=True)
+class Cake(SnapKV):
+    """CAKE (arXiv 2503.12491): layer budgets by ``entropy^(1/tau1) variance^(1/tau2)`` of the window's attention.
+
+    Tokens rank by ``mean + gamma * variance`` of their attention over the window. All layers are compressed at once, so
+    its cascade, which bounds the memory while a prompt is read, is left out; its temperatures come from a table of
+    models, 1 for others.
+
+    Args:
+        window: queries that score.
+        gamma: weight of the variance.
+        tau1: see above.
+        tau2: see above.
+    """
+
+    window: int = 32
+    gamma: float = 200.0
+    tau1: float = 1.0
+    tau2: float = 1.0
+    name: ClassVar[str] = "cake"
+    paper: ClassVar[str] = "CAKE, arXiv 2503.12491"
+
+    def _look(self, context: Context) -> tuple[Tensor, Tensor]:
+        scores, weights = [], []
+        for shares in each_layer(context, self.probes(context)):
+            mean, variance = shares.mean(2), shares.var(2, correction=0)
+            scores.append((mean + self.gamma * variance).mean(1))
+            entropy = -(mean * (mean + 1e-12).log()).sum(-1).mean()
+            weights.append(entropy ** (1 / self.tau1) * variance.sum(-1).mean() ** (1 / self.tau2))
+        return pooled(torch.stack(scores), self.kernel), torch.stack(weights)
+
+    def score(self, context: Context) -> Tensor:
+        """See the class; the weights of layers are noted for :meth:`quota`."""
+        score, weight = self._look(context)
+        context.notes["cake"] = weight
+        return score
+
+    def quota(self, context: Context, score: Tensor, budget: int) -> Tensor:
+        """See the class."""
+        layers, heads, tokens = context.shape
+        weight = context.notes["cake"].cpu()
+        return spread(weight[:, None].expand(layers, heads), budget, tokens)

@@ -1,0 +1,210 @@
+"""The other methods: each keeps its budget, and does what its paper says where that can be said in a line."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tenure.compress import METHODS, make_compressor
+from tenure.compress.adakv import shared
+from tenure.compress.base import take
+from tenure.compress.expected import _mean_rotation
+from tenure.compress.twinkv import repair
+from tenure.errors import ConfigError
+from tests.compress.test_apply import answer, filled, heads
+from tests.conftest import random_ids
+from tests.oracles import check_ledger
+
+SCORERS = [name for name in METHODS if name != "gracekv"]
+
+
+@pytest.mark.parametrize("method", SCORERS)
+@pytest.mark.parametrize("granularity", ["session", "layer"])
+def test_the_budget_is_exact_and_tokens_stay_as_they_are(engines, method, granularity):
+    engine = engines("qwen2")
+    session = engine.session(budget=190, chunk=64, slack=8, policy="h2o", granularity=granularity)
+    session.append_ids(random_ids(170, 1))
+    rows = session.memory.rows
+    keys, values = rows.raw[:, :, :170].clone(), rows.values[:, :, :170].clone()
+    for question in (None, [20, 21]):
+        fork = session.fork()
+        fork.compress(ratio=3, method=method, question=question)
+        assert (
+            heads(engine) * fork.memory.ledger.rows + fork.memory.frozen.entries == heads(engine) * 170 // 3
+        )
+        (segment,) = fork.memory.frozen.segments
+        entries, owner = segment.entries, segment.entries.owner
+        layer, head = owner // engine.layout.kv_heads, owner % engine.layout.kv_heads
+        assert torch.equal(entries.keys, keys[layer, head, entries.start.long()])
+        assert torch.equal(entries.values, values[layer, head, entries.start.long()])
+        assert (entries.bias == 0).all()
+        assert (entries.stop == entries.start + 1).all()
+        assert answer(fork, steps=1).isfinite().all()
+        check_ledger(fork)
+
+
+@pytest.fixture
+def context(engines):
+    """What a method sees of a session."""
+    session = filled(engines("qwen2"), 300)
+    seen = []
+
+    class StopError(Exception):
+        pass
+
+    class Look(type(make_compressor("random"))):
+        def score(self, context):
+            seen.append(context)
+            raise StopError
+
+    with pytest.raises(StopError):
+        session.compress(ratio=2, method=Look(), recent=0)
+    return seen[0], session
+
+
+def test_kvzip_repeats_everything_and_takes_the_largest_share(context):
+    context, _ = context
+    score = make_compressor("kvzip", {"piece": 40}).score(context)
+    ids = context.ids[0].tolist()
+    want = torch.zeros_like(score)
+    for start in range(0, len(ids), 40):
+        piece = [*ids[max(0, start - 8) : start], *ids[start : start + 40]]
+        probes = context.reader.behind(piece, first=min(start, 8))
+        for layer in range(score.shape[0]):
+            shares = probes.shares(
+                layer, context.rotated[layer], context.cos_sin, context.kernels, context.scale
+            )
+            want[layer] = torch.maximum(want[layer], shares.amax((1, 2)))
+    torch.testing.assert_close(score, want)
+
+
+def test_shares_are_those_of_the_stock_model(context, models):
+    """Queries of a text read behind the session: their attention on the compressed tokens."""
+    context, session = context
+    ids = random_ids(6, 9)
+    probes = context.reader.behind(ids)
+    model = models("qwen2")
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        whole = model(
+            torch.tensor([session.memory.ids.tolist() + ids]), output_attentions=True, use_cache=False
+        ).attentions
+    for layer, attention in enumerate(whole):
+        shares = probes.shares(layer, context.rotated[layer], context.cos_sin, context.kernels, context.scale)
+        want = attention[0, :, -6:][:, :, context.logical[0]].view_as(shares)
+        torch.testing.assert_close(shares, want, atol=1e-5, rtol=1e-3)
+
+
+def test_the_newest_queries_are_computed_again_as_they_were(context, models):
+    context, session = context
+    memory = session.memory
+    before = [tensor.clone() for tensor in (memory.rows.raw, memory.rows.rotated, memory.rows.values)]
+    probes = context.reader.tail(20)
+    model = models("qwen2")
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        whole = model(
+            torch.tensor([session.memory.ids.tolist()]), output_attentions=True, use_cache=False
+        ).attentions
+    for layer, attention in enumerate(whole):
+        shares = probes.shares(layer, context.rotated[layer], context.cos_sin, context.kernels, context.scale)
+        early = context.logical[0] < 280
+        want = attention[0, :, -20:][:, :, context.logical[0]].view_as(shares)
+        torch.testing.assert_close(shares[..., early], want[..., early], atol=1e-5, rtol=1e-3)
+    rows = memory.rows.rows
+    for tensor, old in zip((memory.rows.raw, memory.rows.rotated, memory.rows.values), before, strict=True):
+        assert torch.equal(tensor[:, :, :rows], old[:, :, :rows])
+
+
+def test_pyramidkv_falls_evenly(context):
+    context, _ = context
+    quota = make_compressor("pyramidkv", {"beta": 5}).quota(context, torch.zeros(context.shape), 600)
+    assert quota.tolist() == [[180, 180], [100, 100], [20, 20]]
+
+
+def test_adakv_gives_a_head_more_where_it_looks_more(context):
+    context, _ = context
+    score = torch.rand(context.shape)
+    score[:, 0] += 10
+    mask = shared(context, score, 600, 0.2)
+    assert mask.sum(-1).tolist() == [[180, 20]] * 3
+
+
+def test_expected_attention_is_the_mean_over_sampled_queries(context):
+    """The Gaussian's closed form against drawn queries, rotated to the coming positions' mean."""
+    context, _ = context
+    turn = _mean_rotation(*context.cos_sin(torch.arange(5, 9)), context.keys.shape[-1])
+    x = torch.randn(3, context.keys.shape[-1])
+    want = torch.stack(
+        [context.kernels.rotate(x, *context.cos_sin(torch.full((3,), place))) for place in range(5, 9)]
+    ).mean(0)
+    torch.testing.assert_close(x @ turn.T, want, atol=1e-5, rtol=1e-4)
+    score = make_compressor("expected").score(context)
+    assert score.shape == context.shape
+    assert (score >= 0).all()
+
+
+def test_lagkv_keeps_the_same_share_of_every_stretch(context):
+    context, _ = context
+    score = make_compressor("lagkv", {"lag": 32}).score(context)
+    tokens = context.shape[2]
+    used = (tokens // 32 - 1) * 32
+    from tenure.compress.base import best
+
+    kept = best(score, torch.full(context.shape[:2], tokens - used + 3 * (used // 32)))
+    assert kept[:, :, used:].all()
+    assert (kept[:, :, :used].view(*context.shape[:2], -1, 32).sum(-1) == 3).all()
+
+
+def test_keydiff_drops_what_is_like_all_others(context):
+    context, _ = context
+    score = make_compressor("keydiff").score(context)
+    keys = torch.nn.functional.normalize(context.rotated, dim=-1)
+    anchor = keys.mean(2, keepdim=True)
+    want = torch.cosine_similarity(keys, anchor.expand_as(keys), dim=-1)
+    torch.testing.assert_close(score, -want, atol=1e-5, rtol=1e-4)
+
+
+def test_twinkv_swaps_duplicates_for_orphans():
+    directions = torch.eye(6)
+    keys = torch.stack([directions[i] for i in (0, 0, 1, 2, 3, 0)])
+    kept = torch.tensor([True, True, True, False, False, False])
+    score = torch.tensor([9.0, 8.0, 7.0, 6.0, 5.0, 4.0])
+    repair(kept, score, keys, near=0.9, share=0.5)
+    assert kept.tolist() == [
+        True,
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]  # the orphan of best score for the worse twin
+    again = kept.clone()
+    repair(again, score, keys, near=0.9, share=0.5)
+    assert torch.equal(again, kept), "nothing is left to repair"
+
+
+def test_a_choice_is_found_again(context):
+    from tenure.compress.twinkv import _mask
+
+    context, _ = context
+    mask = torch.rand(context.shape) < 0.3
+    assert torch.equal(_mask(context, take(context, mask)), mask)
+
+
+def test_wrong_options_are_named():
+    for name, options in [
+        ("snapkv", {"window": 0}),
+        ("snapkv", {"kernel": 4}),
+        ("adakv", {"safe": 2}),
+        ("pyramidkv", {"beta": 0}),
+        ("lagkv", {"lag": 0}),
+        ("expected", {"future": 0}),
+        ("kvzip", {"piece": 0}),
+        ("twinkv", {"base": "gracekv"}),
+        ("twinkv", {"share": 2}),
+    ]:
+        with pytest.raises(ConfigError, match=next(iter(options))):
+            make_compressor(name, options)
+    with pytest.raises(ConfigError, match="no option"):
+        make_compressor("kvzip", {"window": 1})
