@@ -321,6 +321,9 @@ class Memory:
         logical = ledger.logical[:, :rows]
         readers = torch.full((max(1, len(ledger.spans)),), -1, device=logical.device)
         pins = torch.zeros_like(readers)
+        for span_id in self.plan.superseded:
+            if span_id in ledger.spans:
+                readers[ledger.spans.index_at(ledger.spans.get(span_id).start)] = -2
         for span_id, delta in planned.items():
             if span_id in ledger.spans:
                 readers[ledger.spans.index_at(ledger.spans.get(span_id).start)] = delta

@@ -250,16 +250,10 @@ class Plan:
         self._next = None
 
     def supersede(self, old: str, new: str) -> None:
-        """Let a newer span take the place of an older one: it is evicted first.
-
-        Unfinished steps read the newer one instead. A step that later names the older one again has it back.
-        """
+        """Let a newer span take the place of an older one, which then goes first, unless a step still reads it."""
         if old == new or new in self._superseded:
             raise PlanError(f"{old!r} cannot be superseded by {new!r}", option="superseded")
         self._superseded[old] = new
-        for step_id in list(self._readers.get(old, ())):
-            if step_id not in self._finished:
-                self.set_reads(step_id, [new if read == old else read for read in self[step_id].reads])
         self._next = None
 
     def forget_spans(self, spans: Collection[str]) -> None:
@@ -433,7 +427,6 @@ class Plan:
     def _enter(self, step: Step) -> None:
         for span in step.spans:
             self._readers.setdefault(span, []).append(step.id)
-            self._superseded.pop(span, None)
         if step.pending:
             self._unsettled[step.id] = None
         self._next = None

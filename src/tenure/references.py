@@ -1,7 +1,7 @@
 """Reads by message number and by quoted text become span ids as soon as the session has the span.
 
 A reference is settled once: the first time that exactly one span fits it. A question that repeats a quoted text
-later does not make it ambiguous any more.
+later does not make it ambiguous any more. Plans are not searched for quotes: they hold them to speak of other spans.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from tenure.errors import PlanError
+from tenure.regions import Region
 from tenure.steps import MessageNumber, Read, Reference
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def finder(
         if isinstance(reference, MessageNumber):
             return messages[reference.number : reference.number + 1]
         if not texts:
-            texts.extend((span.id, _plain(text_of(ids))) for span, ids in held)
+            texts.extend((span.id, _plain(text_of(ids))) for span, ids in held if span.region != Region.PLAN)
         wanted = _plain(reference.text)
         return [span_id for span_id, text in texts if wanted in text]
 

@@ -8,10 +8,12 @@ from typing import Any
 
 from tenure.errors import ConfigError
 from tenure.planners.base import LATER, NOW, Context, Edge, Planner, PlannerError, Proposal
+from tenure.planners.explicit import Explicit
+from tenure.planners.online import Online
 from tenure.planners.retrieval import Retrieval
 from tenure.planners.turns import Planning
 
-PLANNERS: dict[str, type[Planner]] = {planner.name: planner for planner in (Retrieval,)}
+PLANNERS: dict[str, type[Planner]] = {planner.name: planner for planner in (Explicit, Online, Retrieval)}
 
 
 def make_planning(names: str, options: Mapping[str, Any] | None = None) -> Planning:
@@ -56,6 +58,8 @@ __all__ = [
     "PLANNERS",
     "Context",
     "Edge",
+    "Explicit",
+    "Online",
     "Planner",
     "PlannerError",
     "Planning",

@@ -64,14 +64,20 @@ class Proposal:
 
     Args:
         edges: in any order.
-        steps: new steps of the plan, in order.
+        steps: of the plan, in order: unknown ones are added, overdue ones confirmed. Their reads are edges.
         superseded: older spans and the newer ones that take their place.
+        finished: steps that are done.
+        problems: what went wrong on the way, in words.
+        looked: False where the planner did not look at the turn: what it said of it before still holds.
         expected: whether the edges to ``LATER`` replace all those that were expected before.
     """
 
     edges: Sequence[Edge] = ()
     steps: Sequence[Step] = ()
     superseded: Mapping[str, str] = field(default_factory=dict)
+    finished: Sequence[str] = ()
+    problems: Sequence[str] = ()
+    looked: bool = True
     expected: bool = False
 
 

@@ -68,7 +68,7 @@ class Retrieval(Planner):
         self._follow(context)
         budget = context.budget
         if budget is None or not context.new or (self.on == "reply" and not context.reply):
-            return Proposal()
+            return Proposal(looked=False)
         fresh = {one.id for one in context.new}
         ranking = [one for one in self._ranking(context) if one[0] not in fresh]
         table, residents = context.memory.ledger.spans, context.residents

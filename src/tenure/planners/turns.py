@@ -18,7 +18,8 @@ import psutil
 from tenure.errors import TenureError
 from tenure.planners.base import LATER, NOW, Context, Edge, Planner, Proposal
 from tenure.planners.corpus import Corpus, document
-from tenure.references import contents
+from tenure.references import contents, settle
+from tenure.steps import Step
 from tenure.tiers.archive import SpanArchive
 from tenure.tiers.spec import TierSpec
 from tenure.tiers.stack import TierStack
@@ -150,10 +151,10 @@ class Planning:
             try:
                 proposal = planner.propose(context)
             except TenureError as error:
-                self.counts[f"{planner.name}.problems"] += 1
-                self.problems.append(f"{planner.name}: {error}")
+                self._problem(planner.name, str(error))
             else:
                 self._enter(session, planner.name, proposal)
+        settle(session)
         if session.plan.turn is not None:
             back = session.memory.restore(session.plan.turn.spans)
             self.counts["fetched"] += len(back)
@@ -161,14 +162,21 @@ class Planning:
     def _enter(self, session: Session, name: str, proposal: Proposal) -> None:
         plan = session.plan
         for step in proposal.steps:
-            if step.id not in plan:
-                plan.add(step)
+            if step.id in plan:
+                plan.confirm(step.id)
+            else:
+                plan.add(Step(step.id))
+        for step_id in proposal.finished:
+            if step_id in plan:
+                plan.finish(step_id)
+        for problem in proposal.problems:
+            self._problem(name, problem)
         for old, new in proposal.superseded.items():
             try:
                 plan.supersede(old, new)
                 self.counts[f"{name}.superseded"] += 1
             except TenureError as error:
-                self.problems.append(f"{name}: {error}")
+                self._problem(name, str(error))
         edges = [
             replace(edge, planner=name)
             for edge in sorted(proposal.edges, key=lambda edge: -edge.score)
@@ -178,15 +186,15 @@ class Planning:
         if proposal.expected or later:
             plan.expect([*([] if proposal.expected else plan.expected), *later])
         now = [edge for edge in edges if edge.step == NOW]
-        if now:
+        if proposal.looked:
             # What a planner says of the turn takes the place of what it said before.
             self._now.pop(name, None)
             held = [edge.span for others in self._now.values() for edge in others]
-            now = self._now[name] = self._fitting(session, held, now)
+            self._now[name] = now = self._fitting(session, held, now)
             plan.end_turn()
-            plan.add_turn_reads(
-                [*map(str, held), *(str(edge.span) for edge in now)], name=f"turn-{self._turn}"
-            )
+            reads = [*map(str, held), *(str(edge.span) for edge in now)]
+            if reads:
+                plan.add_turn_reads(reads, name=f"turn-{self._turn}")
         entered = now + [edge for edge in edges if edge.step == LATER]
         for step_id in dict.fromkeys(edge.step for edge in edges if edge.step not in (NOW, LATER)):
             fits = self._fitting(session, plan[step_id].reads, (e for e in edges if e.step == step_id))
@@ -195,6 +203,10 @@ class Planning:
         self.edges.extend(entered)
         self.counts[f"{name}.proposed"] += len(proposal.edges)
         self.counts[f"{name}.entered"] += len(entered)
+
+    def _problem(self, name: str, words: str) -> None:
+        self.counts[f"{name}.problems"] += 1
+        self.problems.append(f"{name}: {words}")
 
     def _fitting(self, session: Session, held: Iterable[object], edges: Iterable[Edge]) -> list[Edge]:
         """Edges of one step whose spans fit half of the budget together with what the step reads already.
@@ -210,7 +222,7 @@ class Planning:
                 continue
             size = len(table.get(edge.span)) if isinstance(edge.span, str) and edge.span in table else 0
             if budget is not None and used + size > budget // 2:
-                self.problems.append(f"{edge.planner}: {edge.span} does not fit what {edge.step} may read")
+                self._problem(edge.planner, f"{edge.span} does not fit what {edge.step} may read")
                 continue
             used += size
             reads.add(edge.span)

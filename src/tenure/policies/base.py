@@ -58,7 +58,8 @@ class View:
     Args:
         logical: logical token index.
         score: what the policy's ``observe`` has made of the attention so far, fp32.
-        readers: steps until the slot's span is read next, 0 = by the current step, -1 = by none.
+        readers: steps until the slot's span is read next, 0 = by the current step, -1 = by none, -2 = by none because a
+            newer span has taken its place.
         pin: 0 none, 1 soft, 2 hard.
         region: number of the slot's region in the session's table.
         born: when the slot was new, by the clock of its region, fp64.

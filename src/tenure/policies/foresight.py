@@ -25,7 +25,7 @@ class Foresight(H2O):
       floor of phi/2. The form between phi and the floor is our proposal; with a score above the gap between two
       deltas it can flip their order, which the lexicographic mode cannot.
 
-    A span without a remaining reader has no bonus.
+    A span without a remaining reader has no bonus. A superseded one goes before all others (``paper``: minus phi).
 
     In lexicographic mode a planned span stays whole or goes whole, since half a definition is worth little: spans are
     taken nearest reader first, of one step the smaller first, as long as they fit what sinks, pins and ``min_recent``
@@ -67,11 +67,13 @@ class Foresight(H2O):
         planned = view.readers >= 0
         if self.mode == "paper":
             bonus = self.phi / 2 * (1 + 1 / (1 + view.readers.clamp(min=0).float()))
-            return view.score + torch.where(planned, bonus, 0.0)
+            bonus = torch.where(view.readers == -2, -self.phi, torch.where(planned, bonus, 0.0))
+            return view.score + bonus
         rows = view.score.shape[1]
         farthest = int(view.readers.max()) + 1
         nearness = torch.where(planned, farthest - view.readers, 0)
         nearness[planned & ~self.whole(view)] = -1  # spilled: before everything else
+        nearness[view.readers == -2] = -1
         return nearness * rows + ascending(view.score)
 
     def whole(self, view: View) -> Tensor:

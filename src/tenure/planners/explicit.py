@@ -1,0 +1,70 @@
+"""Explicit: the agent writes its plan down, and the plan is taken from there.
+
+A message that holds ``<plan>JSON</plan>`` adds to the session's plan, whether the client sent it or the model wrote it.
+The JSON is the plan's own form (``data/plan.schema.json``) or the bare list of its steps. Steps that the plan has
+already get further reads, and those that were overdue count as confirmed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import ClassVar, Self
+
+from tenure.errors import PlanError
+from tenure.plan_json import PlanData, read_plan
+from tenure.planners.base import Context, Edge, Planner, Proposal
+from tenure.steps import Step
+
+_PLAN = re.compile(r"<plan>\s*(.*?)\s*</plan>", re.IGNORECASE | re.DOTALL)
+
+
+@dataclass
+class Explicit(Planner):
+    """Reads plans out of messages. Put it first (``explicit+retrieval``): what the agent says has the first claim."""
+
+    name: ClassVar[str] = "explicit"
+
+    _read: dict[str, int] = field(default_factory=dict, init=False, repr=False)
+
+    def propose(self, context: Context) -> Proposal:
+        """See the class."""
+        for span in context.gone:
+            self._read.pop(span, None)
+        edges: list[Edge] = []
+        steps: list[Step] = []
+        finished: list[str] = []
+        problems: list[str] = []
+        for document in (*context.come, *context.new):
+            if self._read.get(document.id) == len(document.ids):
+                continue
+            self._read[document.id] = len(document.ids)
+            for text in _PLAN.findall(document.text):
+                try:
+                    data = _parse(text)
+                except PlanError as error:
+                    problems.append(f"the plan in {document.id!r} cannot be read: {error}")
+                    continue
+                steps += [Step(step.id) for step in data.steps]
+                finished += data.finished
+                edges += [
+                    Edge(span, step.id, f"given in {document.id!r}")
+                    for step in data.steps
+                    for span in step.reads
+                ]
+        return Proposal(edges, steps, finished=finished, problems=problems, looked=False)
+
+    def fork(self) -> Self:
+        """See the base."""
+        copy = type(self)()
+        copy._read = dict(self._read)
+        return copy
+
+
+def _parse(text: str) -> PlanData:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PlanError(f"not JSON: {error}", option="plan") from None
+    return read_plan({"steps": data} if isinstance(data, list) else data)

@@ -1,0 +1,86 @@
+"""Explicit: plans that the agent writes into the conversation."""
+
+from __future__ import annotations
+
+import json
+
+from tenure.plan import Quote
+from tests.chats import assistant, chat_session, encode, tokenizer, tool, user
+from tests.oracles import Script, check_ledger
+from tests.planners.chats import OPTIONS, filler
+
+EXPLICIT = {**OPTIONS, "planner": "explicit"}
+
+
+def plan_text(*steps: object, **fields: object) -> str:
+    return f"<plan>{json.dumps({'steps': list(steps), **fields} if fields else list(steps))}</plan>"
+
+
+def test_a_plan_in_a_message_is_followed(engines):
+    session = chat_session(engines, **EXPLICIT)
+    session.append([user("the limit is 48", span="limits"), user("E417 is a code", span="codes")])
+    text = plan_text({"id": "look", "reads": ["codes"]}, {"id": "fix", "reads": [{"quote": "limit is 48"}]})
+    session.append(user(text, span="plan"))
+    assert [(step.id, step.reads) for step in session.plan.steps] == [
+        ("look", ("codes",)),
+        ("fix", ("limits",)),
+    ]
+    assert session.explain("codes").edges[0].why == "given in 'plan'"
+    for seed in range(5):
+        session.append([assistant("go on"), tool(filler(seed))])
+    assert session.explain("limits").resident == session.explain("codes").resident == 1.0
+    session.append(assistant(plan_text({"id": "look"}, {"id": "fix"}, {"id": "end"}, finished=["look"])))
+    session.append(user("x"))
+    assert session.plan.finished == {"look"}
+    assert [step.id for step in session.plan.coming] == ["fix", "end"]
+    assert session.plan["fix"].spans == ("limits",), "a shorter plan takes no reads away"
+    check_ledger(session)
+
+
+def test_a_plan_that_the_model_writes_counts_from_the_next_message_on(engines, monkeypatch):
+    session = chat_session(engines, **(EXPLICIT | {"budget": 400}))
+    session.append(user("the limit is 48", span="limits"))
+    text = plan_text({"id": "fix", "reads": ["limits", "nowhere"]})
+    Script([*encode("chatml", text), tokenizer("chatml").eos_token_id]).install(monkeypatch)
+    session.ask(user("plan it"), max_tokens=200)
+    session.queue(user("go"))
+    assert session.plan["fix"].spans == ("limits", "nowhere")
+    assert session.plan.planned() == {"limits": 0, "nowhere": 0}
+
+
+def test_overdue_steps_are_confirmed_by_being_listed_again(engines):
+    session = chat_session(engines, **(EXPLICIT | {"budget": 400}))
+    session.plan.expire_after = 2
+    session.append(
+        [user("a", span="a"), user(plan_text({"id": "one", "reads": ["a"]}, {"id": "two"}, {"id": "three"}))]
+    )
+    session.plan.begin("two")
+    session.plan.begin("three")
+    session.append(user(plan_text({"id": "one"})))
+    session.plan.add_reads("three", [])
+    assert session.plan.to_json()["overdue"]["one"] == 0
+    assert session.plan.delta("a") == 0
+
+
+def test_what_cannot_be_read_is_noted_and_nothing_breaks(engines):
+    session = chat_session(engines, **EXPLICIT)
+    session.append(user("<plan>first this, then that</plan>", span="p1"))
+    session.append(user('<plan>{"steps": [{"id": 3}]}</plan><plan>[{"id": "ok"}]</plan>', span="p2"))
+    session.append(user(plan_text({"id": "q", "reads": [Quote("no such text").to_json()]}), span="p3"))
+    assert [step.id for step in session.plan.steps] == ["ok", "q"]
+    stats = session.stats().planner
+    assert stats["counts"]["explicit.problems"] == 2
+    assert "the plan in 'p2' cannot be read: steps[0].id" in stats["problem"]
+    json.dumps(session.stats().to_json())
+    json.dumps(session.explain("p1").to_json())
+
+
+def test_a_plan_larger_than_the_budget_is_cut_not_refused(engines):
+    session = chat_session(engines, **EXPLICIT)
+    for number in range(6):
+        session.append(user(filler(number, 6), span=f"s{number}"))
+    session.append(user(plan_text({"id": "all", "reads": [f"s{number}" for number in range(6)]})))
+    assert 0 < len(session.plan["all"].reads) < 6
+    session.append(user("now", step="all"))
+    assert "does not fit what all may read" in session.stats().planner["problem"]
+    check_ledger(session)
