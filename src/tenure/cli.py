@@ -189,6 +189,7 @@ def _mount(name: str, module: str) -> None:
 
 
 _mount("models", "tenure.models.commands")
+_mount("serve", "tenure.commands.serve")
 _mount("bench", "tenure.bench.commands")
 
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
+_NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+"""A function without parameters takes none."""
+
 CallForm = Literal["hermes", "bare"]
 
 
@@ -245,7 +248,7 @@ def call_rules(
         function = tool["function"]
         head = json.dumps(f'{{"name": {json.dumps(function["name"])}, {key}: ')
         lines.append(f"body_{number}: {head} args_{number} " + json.dumps("}"))
-        lines.append(f"args_{number}: " + lark_json(function.get("parameters") or {"type": "object"}))
+        lines.append(f"args_{number}: " + lark_json(function.get("parameters") or _NOTHING))
         bodies.append(f"body_{number}")
     body = "(" + " | ".join(bodies) + ")"
     if form == "hermes":

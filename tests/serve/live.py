@@ -16,6 +16,7 @@ from tenure.serve import create_app
 from tenure.serve.config import ServeConfig
 from tests.chats import SHAPE, tokenizer
 from tests.conftest import tiny_model
+from tests.oracles import Script
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,3 +79,16 @@ def serving(engine: Engine | None = None, *, parking: Any = None, **options: Any
         yield live
     finally:
         live.stop()
+
+
+def say(monkeypatch: Any, *texts: str, template: str = "tools") -> None:
+    """O5: the turns that start from now on say these texts, one each, the last one for ever."""
+    words = tokenizer(template)
+    left = list(texts)
+
+    def script(options: Any, stop_ids: Any) -> Script:
+        text = left.pop(0) if len(left) > 1 else left[0]
+        ids = words(text, add_special_tokens=False)["input_ids"]
+        return Script([*ids, words.eos_token_id])
+
+    monkeypatch.setattr("tenure.turn.Sampler", script)

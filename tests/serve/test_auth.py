@@ -100,7 +100,11 @@ def test_two_tenants_see_nothing_of_each_other(tenants):
     shown = https["b"].get(f"/v1/sessions/{first['tenure']['session_id']}")
     assert shown.json()["turns"] == 1, "its own of that name"
     other = second["tenure"]["session_id"]
-    for path in (f"/v1/sessions/{other}", f"/v1/sessions/{other}/spans/user-1"):
+    for path in (
+        f"/v1/sessions/{other}",
+        f"/v1/sessions/{other}/explain?span=user-2",
+        f"/v1/sessions/{other}/memory",
+    ):
         assert https["a"].get(path).status_code == 404
 
 

@@ -17,7 +17,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from tenure.errors import ConfigError, TenureError
-from tenure.serve import completions, sessions
+from tenure.serve import completions, responses, sessions
 from tenure.serve.auth import Keys
 from tenure.serve.config import ServeConfig
 from tenure.serve.errors import ApiError, api_error
@@ -26,6 +26,7 @@ from tenure.serve.guard import Guard
 from tenure.serve.metrics import Metrics
 from tenure.serve.page import page_router
 from tenure.serve.parking import FileParking, Parking
+from tenure.serve.responded import Responded
 from tenure.serve.runner import Runner
 from tenure.serve.seen import memory_router, watch_router
 from tenure.serve.store import Store
@@ -34,6 +35,10 @@ from tenure.version import __version__
 
 if TYPE_CHECKING:
     from tenure.engine import Engine
+
+
+_LAST = 2.0
+"""Seconds for what is left when all connections are closed."""
 
 
 @dataclass
@@ -46,6 +51,7 @@ class Server:
     store: Store
     worker: Worker
     runner: Runner
+    responded: Responded
     started: float
 
 
@@ -65,29 +71,27 @@ def create_app(
     bus = Bus()
     metrics = Metrics(engine.name)
     bus.listen(metrics)
-    own = None
-    if parking is None:
-        if config.state is None:
-            own = TemporaryDirectory(prefix="tenure-")
-        folder = config.state if own is None else Path(own.name)
-        parking = FileParking(engine, Path(str(folder)) / "sessions")
+    own = TemporaryDirectory(prefix="tenure-") if config.state is None else None
+    folder = Path(own.name if own is not None else str(config.state))
+    parking = parking or FileParking(engine, folder / "sessions")
+    responded = Responded(None if own is not None else folder / "responses")
     store = Store(engine, config, parking, bus, slots_of(engine, config))
     worker = Worker(engine, config, store, bus)
-    server = Server(engine, config, bus, store, worker, Runner(engine, config, worker), time.time())
+    runner = Runner(engine, config, worker)
+    server = Server(engine, config, bus, store, worker, runner, responded, time.time())
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         worker.start()
         yield
-        worker.stop(0.0 if app.state.hurry else config.grace)
+        worker.stop(_LAST)
         await asyncio.to_thread(worker.join)
-        server.runner.close()
+        runner.close()
         if own is not None:
             own.cleanup()
 
     app = FastAPI(title="Tenure", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.server = server
-    app.state.hurry = False
     keys = None if config.keys is None else Keys(config.keys)
     app.add_middleware(Guard, keys=keys, max_body=config.max_body, bus=bus)
     app.add_exception_handler(ApiError, _refuse)
@@ -109,6 +113,7 @@ def create_app(
         return {"object": "list", "data": [card]}
 
     app.include_router(completions.router)
+    app.include_router(responses.router)
     app.include_router(sessions.router)
     app.include_router(memory_router())
     app.include_router(watch_router(metrics))

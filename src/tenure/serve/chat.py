@@ -202,17 +202,18 @@ class Chat:
         return event({**self._head(), "choices": [choice], **({} if tenure is None else {"tenure": tenure})})
 
     def _logprobs(self, choices: list[TokenChoice]) -> dict[str, Any] | None:
-        return {"content": [self._spelt(choice) for choice in choices]} if choices else None
+        return {"content": [spelt(self._tokenizer, choice) for choice in choices]} if choices else None
 
-    def _spelt(self, choice: TokenChoice) -> dict[str, Any]:
-        return {
-            **self._one(choice.token, choice.logprob),
-            "top_logprobs": [self._one(token, value) for token, value in choice.top],
-        }
 
-    def _one(self, token: int, logprob: float) -> dict[str, Any]:
-        text = self._tokenizer.decode([token], clean_up_tokenization_spaces=False)
+def spelt(tokenizer: Any, choice: TokenChoice) -> dict[str, Any]:
+    """A token's log-probabilities in OpenAI's form."""
+
+    def one(token: int, logprob: float) -> dict[str, Any]:
+        text = tokenizer.decode([token], clean_up_tokenization_spaces=False)
         return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}
+
+    top = [one(token, value) for token, value in choice.top]
+    return {**one(choice.token, choice.logprob), "top_logprobs": top}
 
 
 def _message(text: str, calls: list[dict[str, Any]]) -> dict[str, Any]:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from tenure.serve.chat import Chat, ask_of
+from tenure.serve.chat import HINTS, Chat, Gathered, ask_of, sampling_of
 from tenure.serve.errors import ApiError
 from tenure.serve.jobs import Failed, Reply, Started
+from tenure.serve.rawtext import Completion, joined, prompts_of, raw_fields
 from tenure.serve.routes import check_model, server_of, tenant_of
-from tenure.serve.wire import ChatRequest
+from tenure.serve.wire import ChatRequest, CompletionRequest
 
 _T = TypeVar("_T")
 router = APIRouter(prefix="/v1", tags=["answers"])
@@ -96,3 +98,36 @@ async def chat(body: ChatRequest, request: Request) -> Response:
         started = await while_there(request, begin(replies))
         return stream(answer.chunks(started, replies), started)
     return JSONResponse(await while_there(request, answer.whole(replies)))
+
+
+@router.post("/completions")
+async def complete(body: CompletionRequest, request: Request) -> Response:
+    """Go on with a raw text, or several; no chat template."""
+    server, tenant = server_of(request), tenant_of(request)
+    check_model(server, body.model)
+    n, prompts = body.n or 1, prompts_of(body.prompt)
+    if body.stream and len(prompts) > 1:
+        raise ApiError(400, "invalid_value", "a stream takes one prompt", param="prompt")
+    hints = body.model_dump(include=HINTS)
+    sampling = {**sampling_of(body), "max_tokens": body.max_tokens or 16, "logprobs": body.logprobs}
+    ready = [
+        await server.runner.off_loop(
+            partial(raw_fields, prompt, hints, sampling, server.engine, server.config)
+        )
+        for prompt in prompts
+    ]
+    runs = [server.runner.replies(tenant=tenant, n=n, **fields) for fields in ready]
+    usage = bool(body.stream_options and body.stream_options.include_usage)
+    answers = [
+        Completion(server.engine.name, server.engine.tokenizer, n=n, first=place * n, include_usage=usage)
+        for place in range(len(runs))
+    ]
+    if body.stream:
+        started = await while_there(request, begin(runs[0]))
+        return stream(answers[0].chunks(started, runs[0]), started)
+
+    async def all_of() -> list[Gathered]:
+        return [await answer.gather(run) for answer, run in zip(answers, runs, strict=True)]
+
+    got = await while_there(request, all_of())
+    return JSONResponse(joined(answers, got))

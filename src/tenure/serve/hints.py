@@ -104,6 +104,8 @@ def check_name(value: object, option: str) -> str:
         raise ApiError(
             400, "invalid_name", f"{option} must be a printable text of 1 to {_NAME} characters", param=option
         )
+    if option == "session_id" and ("/" in value or value in (".", "..")):
+        raise ApiError(400, "invalid_name", "a session_id has no slash and is not '.' or '..'", param=option)
     return value
 
 

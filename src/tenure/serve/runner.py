@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import logging
 import secrets
 import time
 from collections import Counter
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from tenure.serve.config import ServeConfig
     from tenure.serve.worker import Worker
 
+_log = logging.getLogger("tenure.serve")
 _RENDERERS = 4
 _T = TypeVar("_T")
 
@@ -58,6 +60,9 @@ class Runner:
                 f"{len(ask.messages)} messages, the limit is {self.config.max_messages}",
                 param="messages",
             )
+
+        if self.config.log_text:
+            _log.info("%s asks %s", tenant or "somebody", json.dumps(list(ask.messages), ensure_ascii=False))
 
         def work() -> tuple[Ready, list[bytes]]:
             setting = [list(ask.tools), dict(ask.template_options or {}), ask.tool_choice == "none"]

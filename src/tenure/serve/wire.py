@@ -101,4 +101,25 @@ class CompletionRequest(Sampling):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     echo: Literal[False] | None = None
     suffix: None = None
+    best_of: Literal[1] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+
+class ResponsesRequest(Sampling):
+    """``POST /v1/responses``."""
+
+    input: str | Annotated[list[dict[str, Any]], Field(min_length=1)]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: dict[str, Any] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    store: bool | None = None
+    metadata: dict[str, str] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    n: Literal[1] | None = None
+    stop: None = None
+    truncation: Literal["disabled"] | None = None

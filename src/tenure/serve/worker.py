@@ -54,6 +54,7 @@ class Worker(threading.Thread):
         self._jobs: list[Job] = []
         self._runs: list[Run] = []
         self._wake = threading.Condition()
+        self._refusing = False
         self._stopping: float | None = None
         self._pacer = Pacer(config.session.chunk, config.smooth)
 
@@ -77,7 +78,7 @@ class Worker(threading.Thread):
             ApiError: 429 or 503; the queue is full, or the server is shutting down.
         """
         with self._wake:
-            if self._stopping is not None:
+            if self.stopping:
                 raise ApiError(503, "shutting_down", "the server is shutting down", retry_after=5)
             waiting = len(self._incoming) + len(self._jobs)
             if waiting >= self.config.waiting:
@@ -92,6 +93,10 @@ class Worker(threading.Thread):
         with self._wake:
             self._wake.notify()
 
+    def refuse(self) -> None:
+        """Take no more requests; those under way and waiting go on."""
+        self._refusing = True
+
     def stop(self, grace: float) -> None:
         """Take no more requests, give those under way ``grace`` seconds, save the sessions, end the thread."""
         with self._wake:
@@ -101,7 +106,7 @@ class Worker(threading.Thread):
     @property
     def stopping(self) -> bool:
         """Whether no more requests are taken."""
-        return self._stopping is not None
+        return self._refusing or self._stopping is not None
 
     @property
     def waiting(self) -> int:
