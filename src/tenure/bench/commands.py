@@ -120,6 +120,31 @@ def weights(
 
 
 @app.command()
+def window(
+    model: Model = "smollm2-135m",
+    windows: Annotated[str, typer.Option(help="Queries of a chunk, separated by commas.")] = "32,128,512",
+    tokens: Annotated[int, typer.Option(help="Length of the session.")] = 12_000,
+    budget: Annotated[int, typer.Option(help="Slots of the session.")] = 1024,
+    chunk: Annotated[int, typer.Option(help="Tokens a forward.")] = 2048,
+    seed: Annotated[int, typer.Option(help="Of the session.")] = 0,
+    record: Record = None,
+    as_json: AsJson = False,
+) -> None:
+    """What scores lose by counting only the last queries of a chunk: kept sets, facts and time against all."""
+    from tenure.bench import window as bench
+    from tenure.errors import ConfigError
+
+    try:
+        wanted = [int(part) for part in windows.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"{windows!r} is no list of numbers", option="windows") from error
+    options = {"tokens": tokens, "budget": budget, "chunk": chunk, "seed": seed}
+    with Console(stderr=True).status("loading") as status:
+        result = bench.run(model, windows=wanted, **options, note=status.update)
+    _finish("window", {"model": model, "windows": wanted, **options}, result, record, as_json)
+
+
+@app.command()
 def profile(
     model: Model = "smollm2-135m",
     budget: Annotated[int, typer.Option(help="Slots of the session.")] = 2048,
