@@ -12,6 +12,7 @@ from time import perf_counter
 import httpx
 import pytest
 
+from tenure.serve.auth import Keys
 from tests.serve.live import serving
 
 pytestmark = pytest.mark.browser
@@ -272,6 +273,42 @@ def test_five_thousand_spans_stay_usable(chromium, live):
         page.wait_for_function("!document.querySelector('#rows button').textContent.includes('…')")
         drawn = page.evaluate("document.querySelectorAll('*').length")
         assert drawn < 1500
+
+
+def test_keys_are_asked_for_and_kept_apart(chromium, tmp_path):
+    path = tmp_path / "keys.json"
+    keys = {name: Keys(path).add(name) for name in ("alice", "bert")}
+    with serving(keys=path) as live:
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "Mine."}], "max_tokens": 2}
+        head = {"Authorization": f"Bearer {keys['alice']}"}
+        reply = httpx.post(f"{live.url}/v1/chat/completions", json=body, headers=head, timeout=30)
+        name = reply.json()["usage"]["tenure"]["session_id"]
+        context = chromium.new_context()
+        page = context.new_page()
+        page.set_default_timeout(10_000)
+        page.goto(live.url)
+        field = page.get_by_label("Key", exact=True)
+        field.wait_for()
+        field.fill("tenure-wrong")
+        field.press("Enter")
+        page.get_by_text("This key is not accepted.").wait_for()
+        field.fill(keys["alice"])
+        page.get_by_role("button", name="Use").click()
+        page.get_by_role("heading", name=name).wait_for()
+        assert page.locator("#model").inner_text() == "tiny"
+        page.reload()
+        page.get_by_role("heading", name=name).wait_for()  # the tab keeps the key
+        assert keys["alice"] not in page.content()
+        page.get_by_role("button", name="Key").click()
+        field.fill(keys["bert"])
+        field.press("Enter")
+        page.get_by_role("heading", name="No session yet").wait_for()
+        assert name not in page.content()
+        page.get_by_role("button", name="Key").click()
+        page.get_by_role("button", name="Forget").click()
+        page.get_by_role("heading", name="API key").wait_for()
+        assert page.evaluate("sessionStorage.length") == 0
+        context.close()
 
 
 def test_without_a_session_the_page_says_how_to_begin(chromium):

@@ -157,3 +157,23 @@ def test_two_servers_in_one_process_count_apart(metrics, bus):
     bus.report(ended("a"))
     assert ("tenure_turns_total", frozenset({"a", "stop"})) in parse(metrics.render())
     assert ("tenure_turns_total", frozenset({"a", "stop"})) not in parse(other.render())
+
+
+def test_tiers_are_shown_by_kind_to_the_operator_only(metrics):
+    tiers = [
+        {"tier": "host", "entries": 2, "nbytes": 300, "capacity": 1000, "demoted": 4},
+        {
+            "tier": "valkey:valkey://user:hunter2@cache/0",
+            "capacity": None,
+            "hits": 5,
+            "misses": 6,
+            "errors": 7,
+        },
+    ]
+    text = metrics.render(tiers=tiers)
+    assert b"hunter2" not in text
+    found = parse(text)
+    assert found["tenure_tier_nbytes", frozenset({"host"})] == 300
+    for event, count in (("hits", 5), ("misses", 6), ("errors", 7)):
+        assert found["tenure_tier_events_total", frozenset({"valkey", event})] == count
+    assert metrics.render(tiers=tiers, tenant="a").strip() == b""

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import httpx
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from tenure.serve.auth import Keys
+from tenure.serve.traces import Traces
 from tenure.serve.view import memory_view
 from tests.serve.live import serving
 from tests.serve.test_metrics import parse
@@ -101,3 +106,49 @@ def test_metrics_count_what_was_asked(live, http, session):
     assert after["tenure_evicted_slots_total", frozenset({"", "budget"})] > 0
     assert after["tenure_resident_slots", frozenset({""})] >= held.ledger.rows
     assert after["tenure_queue", frozenset()] == 0
+
+
+def test_a_key_sees_its_own_sessions_and_series(tmp_path):
+    path = tmp_path / "keys.json"
+    heads = {
+        name: {"Authorization": f"Bearer {Keys(path).add(name)}"} for name in ("alice", "bert", "operator")
+    }
+    with serving(keys=path, operator="operator") as live, httpx.Client(base_url=live.url, timeout=30) as http:
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 2}
+        made = {
+            name: http.post("/v1/chat/completions", json=body, headers=heads[name]).json()["usage"]["tenure"]
+            for name in ("alice", "bert")
+        }
+        alices = f"/v1/sessions/{made['alice']['session_id']}"
+        assert http.get(f"{alices}/memory", headers=heads["alice"]).status_code == 200
+        for path in ("memory", "explain?span=user-1"):
+            assert http.get(f"{alices}/{path}", headers=heads["bert"]).status_code == 404
+            assert http.get(f"{alices}/{path}").status_code == 401
+        assert http.get("/metrics").status_code == 401
+        bert = http.get("/metrics", headers=heads["bert"]).text
+        assert 'tenant="bert"' in bert
+        assert "alice" not in bert
+        assert "process_" not in bert
+        everything = http.get("/metrics", headers=heads["operator"]).text
+        assert 'tenant="bert"' in everything
+        assert 'tenant="alice"' in everything
+        assert "process_resident_memory_bytes" in everything
+        # The page holds nothing of anyone and needs no key; readiness says no more than that.
+        assert http.get("/").status_code == http.get("/static/app.js").status_code == 200
+        assert http.get("/readyz").status_code == 200
+
+
+def test_turns_of_a_server_are_traced_under_their_requests(monkeypatch):
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(Traces, "exporting", lambda model: Traces(provider, model))
+    with serving(traces=True) as live:
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "Trace me."}], "max_tokens": 4}
+        reply = httpx.post(f"{live.url}/v1/chat/completions", json=body, timeout=30).json()
+    spans = {span.name: span for span in exporter.get_finished_spans()}
+    request, turn = spans["POST /v1/chat/completions"], spans["tenure.turn"]
+    assert turn.parent.span_id == request.context.span_id
+    assert dict(turn.attributes)["gen_ai.usage.output_tokens"] == reply["usage"]["completion_tokens"]
+    assert spans["tenure.decode"].end_time <= turn.end_time <= request.end_time + 50_000_000
+    assert not any("Trace me" in span.to_json() for span in spans.values())

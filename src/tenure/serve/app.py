@@ -30,6 +30,7 @@ from tenure.serve.responded import Responded
 from tenure.serve.runner import Runner
 from tenure.serve.seen import memory_router, watch_router
 from tenure.serve.store import Store
+from tenure.serve.traces import Traces
 from tenure.serve.worker import Worker
 from tenure.version import __version__
 
@@ -71,6 +72,7 @@ def create_app(
     bus = Bus()
     metrics = Metrics(engine.name)
     bus.listen(metrics)
+    traces = Traces.exporting(engine.name) if config.traces else None
     own = TemporaryDirectory(prefix="tenure-") if config.state is None else None
     folder = Path(own.name if own is not None else str(config.state))
     parking = parking or FileParking(engine, folder / "sessions")
@@ -87,6 +89,8 @@ def create_app(
         worker.stop(_LAST)
         await asyncio.to_thread(worker.join)
         runner.close()
+        if traces is not None:
+            await asyncio.to_thread(traces.close)
         if own is not None:
             own.cleanup()
 
@@ -94,6 +98,9 @@ def create_app(
     app.state.server = server
     keys = None if config.keys is None else Keys(config.keys)
     app.add_middleware(Guard, keys=keys, max_body=config.max_body, bus=bus)
+    if traces is not None:
+        bus.listen(traces)
+        app.add_middleware(traces.middleware)
     app.add_exception_handler(ApiError, _refuse)
     app.add_exception_handler(TenureError, _refuse)
     app.add_exception_handler(Exception, _refuse)

@@ -36,6 +36,8 @@ class ServeConfig:
         grace: seconds that streams have to finish after SIGTERM.
         smooth: longest time between two tokens of a stream while another session's prompt is read, as a multiple
             of what it is otherwise.
+        operator: tenant whose keys see the metrics of all tenants, of the tiers and of the process in ``/metrics``.
+        traces: send OpenTelemetry traces to where the ``OTEL_EXPORTER_OTLP_*`` variables say.
         log_text: put users' texts into the log; off, no text ever gets there.
     """
 
@@ -59,6 +61,8 @@ class ServeConfig:
     save_within: float = 5.0
     grace: float = 30.0
     smooth: float = 2.5
+    operator: str | None = None
+    traces: bool = False
     log_text: bool = False
 
     def __post_init__(self) -> None:

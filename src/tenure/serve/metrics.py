@@ -7,12 +7,13 @@ Nothing here holds a text, a session id or a span id: their number has no bound.
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Info
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 
 from tenure.serve.events import (
@@ -145,16 +146,23 @@ class Metrics:
             gap.observe(seconds)
 
     def render(
-        self, readings: Iterable[Reading] = (), *, waiting: int = 0, tenant: str | None = None
+        self,
+        readings: Iterable[Reading] = (),
+        *,
+        waiting: int = 0,
+        tiers: Iterable[Mapping[str, Any]] = (),
+        tenant: str | None = None,
     ) -> bytes:
         """All series as text, or only those of one tenant.
 
         Args:
             readings: what each session holds now.
             waiting: requests in the queue, over all tenants.
+            tiers: statistics of each tier, as a :class:`~tenure.tiers.stack.TierStack` has them; of no tenant.
             tenant: whose series; None shows everybody's and those of the process.
         """
-        return generate_latest(_Shown([*self.registry.collect(), *_gauges(readings, waiting)], tenant))
+        now = [*_gauges(readings, waiting), *_tiers(tiers)]
+        return generate_latest(_Shown([*self.registry.collect(), *now], tenant))
 
 
 def _gauges(readings: Iterable[Reading], waiting: int) -> Iterator[Metric]:
@@ -180,6 +188,25 @@ def _gauges(readings: Iterable[Reading], waiting: int) -> Iterator[Metric]:
         for tenant, value in held[name].items():
             gauge.add_metric((tenant,), value)
         yield gauge
+
+
+def _tiers(tiers: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
+    """Counters of each tier by what it is, never by where: that may be a path or an address with a password."""
+    events = CounterMetricFamily(
+        "tenure_tier_events",
+        "What tiers of spans counted: hits, misses, errors, ...",
+        labels=("tier", "event"),
+    )
+    size = GaugeMetricFamily("tenure_tier_nbytes", "Bytes in a tier, where it is known.", labels=("tier",))
+    for tier in tiers:
+        kind = str(tier["tier"]).partition(":")[0]
+        for name, value in tier.items():
+            if name == "nbytes":
+                size.add_metric((kind,), value)
+            elif name not in ("tier", "entries", "capacity"):
+                events.add_metric((kind, name.replace(" ", "_")), value)
+    yield events
+    yield size
 
 
 class _Shown(CollectorRegistry):

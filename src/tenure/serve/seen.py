@@ -12,10 +12,10 @@ from fastapi import APIRouter, Query, Request, Response
 
 from tenure.serve.errors import ApiError
 from tenure.serve.metrics import CONTENT_TYPE, Metrics, Reading
+from tenure.serve.routes import server_of, tenant_of
 from tenure.serve.view import MOST_BLOCKS, memory_view
 
 if TYPE_CHECKING:
-    from tenure.serve.app import Server
     from tenure.serve.held import Held
     from tenure.session import Session
 
@@ -68,7 +68,7 @@ def watch_router(metrics: Metrics) -> APIRouter:
     @router.get("/readyz")
     async def readyz(request: Request) -> dict[str, Any]:
         """Whether requests are taken: the engine's thread answers, and the queue has room."""
-        server = _server(request)
+        server = server_of(request)
         if server.worker.stopping:
             raise ApiError(503, "shutting_down", "the server is shutting down", retry_after=5)
         try:
@@ -81,39 +81,30 @@ def watch_router(metrics: Metrics) -> APIRouter:
 
     @router.get("/metrics")
     async def scrape(request: Request) -> Response:
-        """Counters in Prometheus' form; with API keys, those of the key's own sessions."""
-        server = _server(request)
-        tenant = tenant_of(request) if server.config.keys else None
+        """Counters in Prometheus' form; with API keys, those of the key's own sessions, or all for the operator."""
+        server, tenant = server_of(request), tenant_of(request)
+        shown = None if server.config.keys is None or tenant == server.config.operator else tenant
         try:
             readings = await _on_engine(request, lambda: [_reading(held) for held in server.store])
         except (TimeoutError, ApiError):
             readings = []  # a stopping server still shows what it has counted
-        text = metrics.render(readings, waiting=server.worker.waiting, tenant=tenant)
+        tiers = [] if server.engine.tiers is None else server.engine.tiers.stats()["tiers"]
+        text = metrics.render(readings, waiting=server.worker.waiting, tiers=tiers, tenant=shown)
         return Response(text, headers={"Cache-Control": "no-store"}, media_type=CONTENT_TYPE)
 
     return router
 
 
-def tenant_of(request: Request) -> str:
-    """Whose request it is; the key has been checked before."""
-    return str(getattr(request.state, "tenant", ""))
-
-
-def _server(request: Request) -> Server:
-    server: Server = request.app.state.server
-    return server
-
-
 async def _on_engine(request: Request, function: Callable[[], _T]) -> _T:
     """A function's result from the engine's thread, between two forwards."""
-    future = _server(request).worker.call(function)
+    future = server_of(request).worker.call(function)
     return await asyncio.wait_for(asyncio.wrap_future(future), _PATIENCE)
 
 
 async def _look(
     request: Request, session_id: str, read: Callable[[Session], dict[str, Any]]
 ) -> dict[str, Any]:
-    server, tenant = _server(request), tenant_of(request)
+    server, tenant = server_of(request), tenant_of(request)
 
     def look() -> dict[str, Any]:
         held = server.store.get(tenant, session_id)

@@ -279,20 +279,22 @@ function askKey(why) {
   if (!ask.open) ask.showModal();
 }
 
-byId("ask-form").addEventListener("submit", () => {
-  api.setKey(byId("ask-key").value.trim());
+function useKey(value) {
+  api.setKey(value);
   byId("ask-key").value = "";
-  open(null, {quiet: true});
-  start();
-});
+  if (state.list.length) {
+    // Somebody else may look now: begin anew, with nothing of what was shown.
+    history.replaceState(null, "", location.pathname);
+    location.reload();
+  } else start();
+}
+
+byId("ask-form").addEventListener("submit", () => useKey(byId("ask-key").value.trim()));
 byId("ask-forget").addEventListener("click", () => {
-  api.setKey("");
-  state.list = [];
-  open(null, {quiet: true});
   byId("ask").close();
-  showList();
-  start();
+  useKey("");
 });
+byId("ask").addEventListener("close", () => api.key() && poll());
 byId("key").addEventListener("click", () => askKey(null));
 byId("close").addEventListener("click", () => {
   select(null);
