@@ -69,7 +69,8 @@ def test_arms_do_not_touch_each_other(engine, task):
 
 
 def test_what_the_arms_keep(engine, task):
-    played = {player.arm.name: player for player in players(engine, task, ",".join(ARMS))}
+    names = "none,truncation,recency,h2o,foresight,bounded,pace"
+    played = {player.arm.name: player for player in players(engine, task, names)}
     play(list(played.values()), lambda text: None, separate=False)
     for name, player in played.items():
         assert [answer.probe for answer in player.answers] == ["fee_for", "settle", "module"], name
@@ -89,7 +90,7 @@ def test_what_the_arms_keep(engine, task):
 def test_only_planned_arms_see_the_plan(engine, task):
     for player in players(engine, task, "h2o,pace"):
         player.read(0)
-        assert len(player.session.plan) == (len(task.plan()) if player.arm.planned else 0)
+        assert len(player.session.plan) == (len(task.plan()) if player.arm.told == "plan" else 0)
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.3, 0.5])
@@ -231,6 +232,24 @@ def test_a_damaged_checkpoint_costs_only_time(engine, task, tmp_path, monkeypatc
     (tmp_path / "turn-000001" / "pace.safetensors").write_bytes(b"broken")
     assert place.load(second) == 0
     assert len(second[0].session) == 0
+
+
+def test_retrieval_needs_no_plan(engine, task, monkeypatch):
+    """Definitions that nobody had planned come back for their probe."""
+    arm = ARMS["pace-retrieval"]
+    options = {**arm.options, "planner_options": {"allowance": 500}}
+    monkeypatch.setitem(ARMS, "pace-retrieval", replace(arm, options=options))
+    (player,) = players(engine, task, "pace-retrieval")
+    play([player], lambda text: None, separate=False)
+    assert player.answers[0].residency == 1.0
+    assert player.session.planning.counts["fetched"] == 0  # in the probes' forks only
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_every_arm_has_a_session(engine, task, name):
+    (player,) = players(engine, task, name)
+    assert player.session.config == player.config
+    assert player.config.budget in (None, SETTINGS.budget)
 
 
 def test_unknown_arms():

@@ -10,6 +10,7 @@ from tenure.config import SessionConfig
 from tenure.errors import ConfigError
 
 Kind = Literal["session", "control", "text"]
+Told = Literal["nothing", "steps", "plan"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Arm:
         name: on the command line and in results.
         about: one line for tables.
         options: fields of ``SessionConfig`` besides budget, chunk and limit.
-        planned: whether it is given the plan; the others see no steps at all.
+        told: the whole ``plan``, its ``steps`` without what they read, or ``nothing``: no steps at all.
         kind: ``session`` reads everything; ``control`` keeps everything of a session that is cut to the control's
             length; ``text`` reads only the newest text that fits the budget, when it is asked.
     """
@@ -28,7 +29,7 @@ class Arm:
     name: str
     about: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    planned: bool = False
+    told: Told = "nothing"
     kind: Kind = "session"
 
     def config(self, *, budget: int, chunk: int, limit: int | None, seed: int) -> SessionConfig:
@@ -42,8 +43,21 @@ class Arm:
         return SessionConfig(budget=budget, chunk=chunk, limit=bound, **options)
 
 
-def _session(name: str, about: str, policy: str, positions: str, *, planned: bool = False) -> Arm:
-    return Arm(name, about, {"policy": policy, "positions": positions}, planned)
+def _session(
+    name: str,
+    about: str,
+    policy: str,
+    positions: str,
+    *,
+    told: Told = "nothing",
+    planner: str | None = None,
+) -> Arm:
+    options = {"policy": policy, "positions": positions}
+    return Arm(name, about, options if planner is None else options | {"planner": planner}, told)
+
+
+def _pace(name: str, about: str, planner: str, told: Told) -> Arm:
+    return _session(name, about, "foresight", "bounded", told=told, planner=planner)
 
 
 _ALL = (
@@ -54,9 +68,12 @@ _ALL = (
     _session("streaming", "recency with cache-relative positions", "recency", "compact"),
     _session("snapkv", "keeps what the newest queries look at", "snapkv", "logical"),
     _session("h2o", "attention scores decide", "h2o", "logical"),
-    _session("foresight", "the plan decides", "foresight", "logical", planned=True),
+    _session("memdecay", "regions and decaying scores decide", "memdecay", "logical"),
+    _session("foresight", "the plan decides", "foresight", "logical", told="plan"),
     _session("bounded", "attention scores decide, positions stay bounded", "h2o", "bounded"),
-    _session("pace", "the plan decides, positions stay bounded", "foresight", "bounded", planned=True),
+    _session("pace", "the plan decides, positions stay bounded", "foresight", "bounded", told="plan"),
+    _pace("pace-retrieval", "no plan: retrieval finds what a turn reads", "retrieval", "nothing"),
+    _pace("pace-backed", "the plan, and retrieval for what it lacks", "retrieval", "plan"),
 )
 ARMS: dict[str, Arm] = {arm.name: arm for arm in _ALL}
 """Every arm by name, in the order of tables."""

@@ -13,7 +13,7 @@ from tenure.bench.longsession.score import Answer, measure
 from tenure.bench.longsession.task import Probe, Task
 from tenure.bench.longsession.truncate import newest
 from tenure.config import SessionConfig
-from tenure.plan import Plan
+from tenure.plan import Plan, Step
 from tenure.sampling import SamplingOptions
 
 if TYPE_CHECKING:
@@ -46,9 +46,7 @@ class Player:
     budget: int
 
     def __post_init__(self) -> None:
-        self.session: Session = self.engine.session(
-            self.config, plan=self.plan.copy() if self.arm.planned else Plan()
-        )
+        self.session: Session = self.engine.session(self.config, plan=_told(self.arm, self.plan))
         self.answers: list[Answer] = []
         self.turn_s: list[float] = []
         self.answer_s = 0.0
@@ -75,9 +73,15 @@ class Player:
         return fork
 
     def _told(self, messages: Sequence[Message]) -> list[Message]:
-        if self.arm.planned:
+        if self.arm.told != "nothing":
             return list(messages)
         return [replace(message, step=None, reads=()) for message in messages]
+
+
+def _told(arm: Arm, plan: Plan) -> Plan:
+    if arm.told == "plan":
+        return plan.copy()
+    return Plan(Step(step.id) for step in plan.steps) if arm.told == "steps" else Plan()
 
 
 def play(
