@@ -38,7 +38,8 @@ def code_blocks(answer: str) -> list[str]:
 def run_checks(answer: str, checks: Checks) -> list[bool]:
     """Which hidden tests an answer passes.
 
-    Blocks run one after another; a statement that raises ends its block only. Each test sees all the names so far.
+    Blocks run one after another, each as far as it is Python; a statement that raises ends its block only. Each
+    test sees all the names so far.
     """
     work = json.dumps({"before": checks.before, "blocks": code_blocks(answer), "tests": checks.tests})
     with tempfile.TemporaryDirectory(prefix="tenure-checks-") as folder:

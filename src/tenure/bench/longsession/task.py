@@ -17,7 +17,7 @@ from tenure.transcript import Transcript
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-VERSION = 1
+VERSION = 2
 """Of wording, tests and filler; results of different versions are never put together."""
 
 SYSTEM = (
@@ -192,10 +192,9 @@ def probes(facts: Facts) -> tuple[Probe, ...]:
         ),
         (
             "module",
-            "Write one Python file with everything that definitions 1, 2 and 3 gave, exactly as defined, in this order: "
-            "the imports from dataclasses and decimal, the class of the records, the two fee constants with their "
-            "values, the class of the exception, the function fee_for(amount), the function settle(record). Leave "
-            f"nothing out. {answer}",
+            "Write out all the code of the project for a new file, exactly as defined: Definition 1 of 3, the records. "
+            "Definition 2 of 3, the fees. Definition 3 of 3, the exception and settling. Give each its own Python code "
+            "block under its title, and nothing else.",
             ("def-record", "def-fees", "def-errors"),
             (*RECORD, *FEES, *ERRORS),
             module_checks,
