@@ -26,6 +26,7 @@ class RegionVectors:
         now: the present by the region's clock.
         decay: what is left of an energy that was stored after the last forward that was looked at.
         pin: 0 none, 1 soft, 2 hard.
+        kind: number of the region itself, where a row holds the overrides of a message.
     """
 
     base: Tensor
@@ -34,6 +35,7 @@ class RegionVectors:
     now: Tensor
     decay: Tensor
     pin: Tensor
+    kind: Tensor
 
 
 class Aging:
@@ -121,11 +123,10 @@ class Aging:
                 [spec.cap for spec in specs],
             )
             pins = [{None: 0, "soft": 1, "hard": 2}[spec.pin] for spec in specs]
-            fixed = tuple(
-                torch.tensor(column, dtype=torch.float32, device=self._device) for column in columns
-            )
-            self._fixed = (len(specs), (*fixed, torch.tensor(pins, device=self._device)))
-        base, rate, cap, pin = self._fixed[1]
+            fixed = [torch.tensor(column, dtype=torch.float32, device=self._device) for column in columns]
+            marks = [torch.tensor(column, device=self._device) for column in (pins, self.table.kinds)]
+            self._fixed = (len(specs), (*fixed, *marks))
+        base, rate, cap, pin, kind = self._fixed[1]
         now = torch.tensor(
             [self.times[spec.clock] for spec in specs], dtype=torch.float64, device=self._device
         )
@@ -133,7 +134,7 @@ class Aging:
         if self._stored is not None:
             since[: len(self._stored)] = now[: len(self._stored)] - self._stored
         decay = torch.exp2(-since.clamp(min=0).float() * rate)
-        return RegionVectors(base, rate, cap, now, decay, pin)
+        return RegionVectors(base, rate, cap, now, decay, pin, kind)
 
     def fade(self) -> RegionVectors:
         """The table as it is now; energies are from now on stored as of now."""

@@ -76,6 +76,8 @@ class SessionConfig:
         chunk: ``H``, tokens a forward while text is read.
         slack: slots that decoding may use over the budget before a burst of evictions.
         sinks: first tokens of the session that always stay.
+        pins: what happens to hard pins that the budget cannot hold: ``refuse`` the message, ``demote`` the oldest pin
+            to a soft one, or ``spill`` its span to the session's tiers, from where it can be fetched.
         regions: by name, what differs from the default table of regions: ``{"scratchpad": {"half_life": 20}}``, or the
             path of a file of ``tenure calibrate``.
         granularity: one kept set for the whole session, or one a layer; None leaves it to the policy.
@@ -91,12 +93,14 @@ class SessionConfig:
     chunk: int = 2048
     slack: int = 128
     sinks: int = 4
+    pins: Literal["refuse", "demote", "spill"] = "refuse"
     regions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     granularity: Granularity | None = None
     planner: str | None = None
     planner_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        _one_of("pins", self.pins, ("refuse", "demote", "spill"))
         object.__setattr__(self, "regions", region_changes(self.regions))
         _one_of("positions", self.positions, ("bounded", "logical", "compact"))
         if self.granularity is not None:

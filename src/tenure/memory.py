@@ -23,7 +23,7 @@ from tenure.cache.ragged import RaggedSegment
 from tenure.cache.rows import CosSin, Layout, RowSegment
 from tenure.capture import Capture
 from tenure.config import SessionConfig
-from tenure.errors import BudgetError, ConfigError, IntegrityError
+from tenure.errors import ConfigError, IntegrityError
 from tenure.frozen import Frozen
 from tenure.interrupt import uninterrupted
 from tenure.kernels import Kernels
@@ -189,35 +189,6 @@ class Memory:
             if len(ids) == most:
                 break
         return ids
-
-    def check_pins(self, incoming: int, *, upto: int | None = None) -> None:
-        """Refuse hard pins that the budget cannot hold.
-
-        Args:
-            incoming: hard-pinned tokens about to be queued.
-            upto: count what is pinned among the first so many tokens; None counts all, the backlog too.
-
-        Raises:
-            BudgetError: with the numbers; nothing has changed.
-        """
-        budget = self.row_budget
-        if budget is None or not incoming:
-            return
-        edge = len(self.ids) if upto is None else upto
-        held = sum(
-            max(0, min(span.stop, edge) - span.start) for span in self.ledger.spans if span.pin == "hard"
-        )
-        if upto is None:
-            held += sum(len(item.ids) - item.done for item in self._backlog if item.span.pin == "hard")
-        need = held + incoming + self.config.sinks + 1
-        if need > budget:
-            raise BudgetError(
-                f"pinned tokens {held} + {incoming} new, {self.config.sinks} sinks and 1 free slot need {need}, "
-                f"the budget is {budget}"
-                + (f" besides {self.frozen.slots} compressed" if self.frozen.slots else ""),
-                option="pin",
-                way_out="Pin less, use pin 'soft', or give a larger budget",
-            )
 
     # -- one step --------------------------------------------------------------------------------
 
@@ -428,6 +399,11 @@ class Memory:
         self.rows.renumber()
         self.frozen = self.frozen.placed(self.ledger) if self.ledger.renumbers != renumbers else self.frozen
         return True
+
+    def drop(self, index: Tensor, reason: str) -> None:
+        """Keep the rows ``index`` ``[groups, kept]`` only, and count the rest as lost for a reason."""
+        self._take()
+        self._keep(index, reason)
 
     def _keep(self, index: Tensor, reasons: dict[int, str] | str) -> None:
         self.ledger.keep(index, reasons)

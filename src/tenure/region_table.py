@@ -135,6 +135,11 @@ class RegionTable:
         """Names by number."""
         return list(self._codes)
 
+    @property
+    def kinds(self) -> list[int]:
+        """By number, the number of the region that a row's overrides change; its own for all other rows."""
+        return [self._codes[split_region(name)[0]] for name in self._codes]
+
     def code(self, region: str) -> int:
         """The number of a region; a message's own overrides get a row of their own.
 

@@ -19,6 +19,7 @@ from tenure.history import places_of, record_calls
 from tenure.interrupt import uninterrupted
 from tenure.memory import Memory
 from tenure.pieces import marked
+from tenure.pins import admit
 from tenure.plan import Plan, Step
 from tenure.planners import make_planning
 from tenure.reads import check_reads
@@ -127,8 +128,8 @@ class Session:
         transcript = self._chat().fork()
         opened = transcript.open(parsed, add_generation_prompt=reply, last_id=last)
         pieces = marked(opened, self.memory.aging.table)
-        self._check(pieces)
         check_reads(self.memory, parsed)
+        self._check(pieces)  # last: it may let an older pin give way
         places = places_of(pieces, len(self.memory.ids) + self.memory.waiting, before, transcript.snapshot())
         with uninterrupted():
             spans = self._enqueue(pieces, parsed, transcript, places)
@@ -226,8 +227,8 @@ class Session:
             raise ConfigError("an assistant turn is open", option="ids", way_out="Append a message first")
         ids = self._token_ids(ids)
         pin = "hard" if self.memory.aging.table.spec(region).pin == "hard" else pin
-        self.memory.check_pins(len(ids) if pin == "hard" else 0)
         new = self._new_span(span, region, None, pin)
+        admit(self.memory, len(ids) if pin == "hard" else 0)
         if not ids:
             return new
         with uninterrupted():
@@ -582,7 +583,7 @@ class Session:
             if piece.kind == "message" and piece.span is not None:
                 check_span_id(piece.span, taken)
                 taken.add(piece.span)
-        self.memory.check_pins(pinned, upto=upto)
+        admit(self.memory, pinned, upto)
 
     def _new_span(
         self,

@@ -176,7 +176,7 @@ def test_pages_leave_whole(engines) -> None:
     """All but one page that is cut to fit the budget is either there or gone."""
     session = engines("qwen2", layers=2).session(
         policy="memdecay", granularity="session", budget=64, chunk=32, slack=4, sinks=0,
-        policy_options={"recent_ratio": 0.0, "page": 8},
+        policy_options={"recent_ratio": 0.0, "recent_slots": 0, "page": 8, "spread": 0.0},
     )  # fmt: skip
     for number in range(6):
         session.append_ids(random_ids(32, seed=number))

@@ -8,13 +8,13 @@ import re
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tenure import Plan, Step
 from tenure.aging import RegionVectors
 from tenure.errors import ConfigError
-from tenure.policies import POLICIES, MemDecay, Policy, View, make_policy, select
+from tenure.policies import POLICIES, Auto, MemDecay, Policy, View, make_policy, select
 from tenure.policies.base import ascending
 from tests.conftest import random_ids
 from tests.oracles import check_ledger
@@ -87,7 +87,7 @@ def naive_share(keys, safe):
     return [min(np.float32(1), np.float32(order.index(row)) / free) for row in range(len(keys))]
 
 
-def naive_memdecay(options, slots, budget, sinks):
+def naive_memdecay(options, slots, sinks, recent):
     """Scores of the slots' pages, one slot and one page after another, in fp32."""
     f32, mix = np.float32, options.get("mix", MemDecay.mix)
     size, weight = options.get("page", MemDecay.page), f32(options.get("page_max", MemDecay.page_max))
@@ -100,7 +100,6 @@ def naive_memdecay(options, slots, budget, sinks):
             scores.append(f32(base) * (keep + (1 - keep) * left) + f32(slot["energy"]))
         else:
             scores.append(f32(base) + f32(slot["energy"]))
-    recent = max(1, int(budget * options.get("recent_ratio", MemDecay.recent_ratio)))
     if mix < 1:
         safe = [
             slot["pin"] > 0 or slot["logical"] < sinks or row >= len(slots) - recent
@@ -119,13 +118,53 @@ def naive_memdecay(options, slots, budget, sinks):
             page = number
         last = here
         pages.setdefault(page, []).append((number, f32(score)))
-    found = {}
+    spread, found, own = f32(options.get("spread", MemDecay.spread)), {}, []
     for members in pages.values():
         values = [value for _, value in members]
         mean = f32(sum(map(float, values))) / f32(len(values))
+        own.append((weight * max(values) + (1 - weight) * mean, slots[members[0][0]]))
+    for place, members in enumerate(pages.values()):
+        score, slot = own[place]
+        beside = []
+        for other in (place - 1, place + 1):
+            there = own[other] if 0 <= other < len(own) else (score, slot)
+            same = (there[1]["span"], there[1]["region"]) == (slot["span"], slot["region"])
+            beside.append(there[0] if same else score)
         for number, _ in members:
-            found[number] = float(weight * max(values) + (1 - weight) * mean)
+            found[number] = (
+                float((1 - spread) * score + spread / 2 * (beside[0] + beside[1])) if spread else score
+            )
     return [found[number] for number in range(len(slots))]
+
+
+def naive_rules(options, groups, budget):
+    """The slots with soft pins on system text and tool schemas, the first ones up to their share."""
+    most = int(options.get("rules", Auto.rules) * budget)
+    found = []
+    for slots in groups:
+        left, copies = most, []
+        for slot in slots:
+            rule = slot["region"] in (0, 1) and slot["pin"] == 0 and left > 0
+            left -= rule
+            copies.append({**slot, "pin": 1 if rule else slot["pin"], "rule": rule})
+        found.append(copies)
+    return found
+
+
+def naive_auto(options, slots, whole, sinks, recent):
+    """Class and place of each slot: rules, planned spans by reader, the hybrid, spilled ones."""
+    bare = [{**slot, "pin": 0 if slot["rule"] else slot["pin"]} for slot in slots]
+    hybrid = naive_memdecay(options, bare, sinks, recent)
+    keys = []
+    for slot, score in zip(slots, hybrid, strict=True):
+        if slot["rule"]:
+            keys.append((10_000, score))
+        elif slot["reader"] < 0:
+            keys.append((0, score))
+        else:
+            stays = slot["span"] in whole or slot["pin"] > 0 or slot["logical"] < sinks
+            keys.append((9000 - slot["reader"] if stays else -1, score))
+    return keys
 
 
 def naive_recent(name, options, groups, budget, sinks):
@@ -135,23 +174,29 @@ def naive_recent(name, options, groups, budget, sinks):
         return share
     if name == "h2o":
         return max(1, share)
-    if name == "foresight":
+    if name in ("foresight", "auto"):
+        if name == "auto":
+            share = naive_recent("memdecay", options, groups, budget, sinks)
         share = max(1, share)
         if options.get("mode") == "paper":
             return share
         return min(share, max(naive_floor(options, budget), naive_whole(options, groups, budget, sinks)[1]))
     if name == "memdecay":
-        return max(1, int(budget * options.get("recent_ratio", MemDecay.recent_ratio)))
+        few = min(options.get("recent_slots", MemDecay.recent_slots), budget // 2)
+        return max(1, int(budget * options.get("recent_ratio", MemDecay.recent_ratio)), few)
     return {"snapkv": min(options.get("window", 64), budget // 2), "tova": 1, "recency": 0}[name]
 
 
 def naive_select(name, options, groups, budget, sinks):
     """Rows that stay, one list a group."""
+    groups = naive_rules(options, groups, budget) if name == "auto" else groups
     recent = naive_recent(name, options, groups, budget, sinks)
-    whole = naive_whole(options, groups, budget, sinks)[0] if name == "foresight" else set()
+    whole = naive_whole(options, groups, budget, sinks)[0] if name in ("foresight", "auto") else set()
     kept = []
     for slots in groups:
-        pages = naive_memdecay(options, slots, budget, sinks) if name == "memdecay" else None
+        pages = naive_memdecay(options, slots, sinks, recent) if name == "memdecay" else None
+        if name == "auto":
+            pages = naive_auto(options, slots, whole, sinks, recent)
 
         def order(row, slots=slots, pages=pages):
             slot = slots[row]
@@ -161,7 +206,7 @@ def naive_select(name, options, groups, budget, sinks):
                 return (3, *by_key)
             if row >= len(slots) - recent:
                 return (2, row)
-            return (1 if slot["pin"] == 1 else 0, *by_key)
+            return (1 if slot["pin"] == 1 and not slot.get("rule") else 0, *by_key)
 
         ranked = sorted(range(len(slots)), key=order, reverse=True)
         kept.append(sorted(ranked[:budget]))
@@ -181,6 +226,7 @@ def vectors() -> RegionVectors:
         now=now.double(),
         decay=torch.ones(9),
         pin=torch.zeros(9, dtype=torch.int64),
+        kind=torch.arange(9),
     )
 
 
@@ -248,17 +294,18 @@ OPTIONS = {
     "memdecay": [
         {},
         {"mix": 1.0, "page": 4, "page_max": 0.25, "persistent": 0.25},
-        {"mix": 0.25, "page": 1, "recent_ratio": 0.0},
-        {"mix": 0.0, "page": 8},
+        {"mix": 0.25, "page": 1, "recent_ratio": 0.0, "recent_slots": 0},
+        {"mix": 0.0, "page": 8, "spread": 0.0, "recent_slots": 2},
         {"mix": 1.0, "regions": False, "page": 1},
-        {"mix": 0.5, "decay": False, "page": 4},
+        {"mix": 0.5, "decay": False, "page": 4, "recent_slots": 3},
     ],
+    "auto": [{}, {"rules": 0.25, "min_recent": 2, "page": 4}, {"rules": 0.0}, {"rules": 1.0, "mix": 1.0}],
 }
 CASES = [(name, options) for name in EVICTING for options in OPTIONS[name]]
 
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=str)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(groups=tables(), budget=st.integers(1, 30), sinks=st.integers(0, 4))
 def test_selection_equals_the_naive_one(name, options, groups, budget, sinks):
     view = view_of(groups, budget, sinks)

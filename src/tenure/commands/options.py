@@ -129,6 +129,9 @@ class MemoryOptions:
         int | None, _memory(f"Slots that an answer may use over the budget ({SessionConfig.slack}).")
     ] = None
     sinks: Annotated[int | None, _memory(f"First tokens that always stay ({SessionConfig.sinks}).")] = None
+    pins: Annotated[
+        str | None, _memory(f"Hard pins over the budget: refuse, demote or spill ({SessionConfig.pins}).")
+    ] = None
     regions: Annotated[
         Path | None, _memory("JSON file of priorities and half-lives, see `tenure calibrate`.")
     ] = None

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tenure.errors import ConfigError
+from tenure.policies.auto import Auto
 from tenure.policies.base import Look, Policy, View, select
 from tenure.policies.foresight import Foresight
 from tenure.policies.full import Full
@@ -18,7 +19,7 @@ from tenure.policies.snapkv import SnapKV
 from tenure.policies.tova import TOVA
 
 POLICIES: dict[str, type[Policy]] = {
-    policy.name: policy for policy in (Full, Random, Recency, H2O, SnapKV, TOVA, Foresight, MemDecay)
+    policy.name: policy for policy in (Full, Random, Recency, H2O, SnapKV, TOVA, Foresight, MemDecay, Auto)
 }
 
 
@@ -50,6 +51,7 @@ __all__ = [
     "H2O",
     "POLICIES",
     "TOVA",
+    "Auto",
     "Foresight",
     "Full",
     "Look",

@@ -30,8 +30,9 @@ class MemDecay(Policy):
 
     where ``a`` is the normalised attention of the forward and time runs on the region's clock: a leaky integrator, of
     which H2O is the limit without base and decay. Slots leave in pages: runs of ``page`` tokens of one region and
-    message, scored by ``page_max`` times their maximum and the rest their mean. The formula and all defaults but the two
-    half-lives are our choice.
+    message, scored by ``page_max`` times their maximum and the rest their mean, and partly by the pages beside them.
+    One score is shared by all layers, which measured no worse than one a layer and costs less. The formula and all
+    defaults but the two half-lives are our choice.
 
     The hybrid mixes the ranks of this score and of the accumulated attention that H2O ranks by, which the paper
     reports to be better on unpinned content: ``mix * rank(s) + (1 - mix) * rank(accumulated)``.
@@ -49,13 +50,16 @@ class MemDecay(Policy):
         decay: False lets nothing fade.
         page: tokens of a page; 1 ranks slots one by one.
         page_max: weight of a page's best slot against its mean.
+        spread: weight of the two pages beside a page in the same message and region, so that what is kept is connected.
         window: queries of a chunk that are counted; 0 takes all.
         reduce: how query heads are joined, ``max`` or ``mean``.
         recent_ratio: share of the budget for the newest slots.
+        recent_slots: newest slots that are safe in any case, at most half of the budget: a question outlives
+            its answer.
     """
 
     normalise: Normalisation = "sink_excluded"
-    mix: float = 0.5
+    mix: float = 0.75
     eta: float = 0.1
     persistent: float = 0.2
     refresh: Refresh = "energy"
@@ -63,10 +67,13 @@ class MemDecay(Policy):
     regions: bool = True
     decay: bool = True
     page: int = 16
-    page_max: float = 0.5
+    page_max: float = 0.25
+    spread: float = 0.5
     window: int = 128
     reduce: Literal["max", "mean"] = "max"
     recent_ratio: float = 0.25
+    recent_slots: int = 64
+    granularity: ClassVar[str] = "session"
     name: ClassVar[str] = "memdecay"
     paper: ClassVar[str] = "MemDecay, arXiv 2607.10582"
 
@@ -83,7 +90,7 @@ class MemDecay(Policy):
                     option=option,
                     way_out="Give " + ", ".join(known),
                 )
-        for option in ("mix", "persistent", "page_max"):
+        for option in ("mix", "persistent", "page_max", "spread"):
             if not 0 <= getattr(self, option) <= 1:
                 raise ConfigError(
                     f"{getattr(self, option)} is no share", option=option, way_out="Give 0 to 1"
@@ -105,8 +112,8 @@ class MemDecay(Policy):
         return self.normalise == "value_weighted"
 
     def recent(self, view: View) -> int:
-        """``recent_ratio`` of the budget, at least one slot."""
-        return max(1, int(view.budget * self.recent_ratio))
+        """``recent_ratio`` of the budget, and not less than ``recent_slots`` or half of it."""
+        return max(1, int(view.budget * self.recent_ratio), min(self.recent_slots, view.budget // 2))
 
     def absorb(self, look: Look) -> Mapping[str, Tensor]:
         """Decay the energies to the present and add this forward's attention."""
@@ -136,7 +143,7 @@ class MemDecay(Policy):
             safe = view.hard | (view.pin > 0)
             safe[:, view.logical.shape[1] - self.recent(view) :] = True
             score = self.mix * share(score, safe) + (1 - self.mix) * share(view.score, safe)
-        return score if self.page == 1 else pages(view, score, self.page, self.page_max)
+        return score if self.page == 1 else pages(view, score, self.page, self.page_max, self.spread)
 
     def priority(self, view: View) -> Tensor:
         """``s`` of the class, ``[groups, rows]`` fp32, decayed to the present."""
@@ -172,13 +179,29 @@ def page_numbers(view: View, size: int) -> Tensor:
     return begins.cumsum(1)
 
 
-def pages(view: View, score: Tensor, size: int, weight: float) -> Tensor:
+def runs(view: View) -> Tensor:
+    """The run of rows of one message and region that each row belongs to, counted from 1, ``[groups, rows]`` int64."""
+    begins = torch.ones_like(view.span)
+    begins[:, 1:] = (view.span[:, 1:] != view.span[:, :-1]) | (view.region[:, 1:] != view.region[:, :-1])
+    return begins.cumsum(1)
+
+
+def pages(view: View, score: Tensor, size: int, weight: float, spread: float = 0.0) -> Tensor:
     """Each slot's score replaced by that of its page: ``weight * max + (1 - weight) * mean``."""
     page = page_numbers(view, size)
-    count = torch.zeros_like(score).scatter_add_(1, page, torch.ones_like(score)).clamp_(min=1)
-    mean = torch.zeros_like(score).scatter_add_(1, page, score) / count
+    count = torch.zeros_like(score).scatter_add_(1, page, torch.ones_like(score))
+    mean = torch.zeros_like(score).scatter_add_(1, page, score) / count.clamp(min=1)
     best = torch.full_like(score, float("-inf")).scatter_reduce_(1, page, score, "amax")
-    return (weight * best + (1 - weight) * mean).gather(1, page)
+    found = weight * best + (1 - weight) * mean
+    if spread:
+        # Pages beside each other in one message and region support each other; elsewhere a page is its own neighbour.
+        run = torch.zeros_like(page).scatter_(1, page, runs(view))
+        same = torch.zeros_like(found, dtype=torch.bool)
+        same[:, 1:] = (run[:, 1:] == run[:, :-1]) & (count[:, 1:] > 0)
+        left = torch.where(same, found.roll(1, 1), found)
+        right = torch.where(same.roll(-1, 1), found.roll(-1, 1), found)
+        found = (1 - spread) * found + spread / 2 * (left + right)
+    return found.gather(1, page)
 
 
 __all__ = ["MemDecay", "Refresh", "page_numbers", "pages", "share"]

@@ -1,0 +1,244 @@
+"""``tenure bench regions``: which regions of an agent's session still answer after compression.
+
+A transcript with 24 planted facts is read into a session under each arm's policy and budget; then every fact is asked
+for in a fork of the same compressed session, so that no answer helps another. All arms of a seed see the same
+transcript, so that their scores are paired.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tenure.bench import record
+from tenure.bench.regions_transcript import REGIONS, AgentTranscript, Fact, transcript
+from tenure.engine import Engine
+from tenure.errors import ConfigError
+from tenure.policies.normalise import NORMALISATIONS
+from tenure.regions import Region
+from tenure.session import Session
+
+Note = Callable[[str], None]
+
+_PIN = {"regions": {"system": {"pin": "hard"}}}
+_FORK_BYTES = 1 << 30
+"""Memory that the slabs of the forks of one batch may take."""
+
+
+def _memdecay(**options: Any) -> dict[str, Any]:
+    return {"policy": "memdecay", "policy_options": options}
+
+
+ARMS: dict[str, dict[str, Any]] = {
+    "none": {"policy": "full"},
+    "truncated": {"policy": "full"},
+    "random": {"policy": "random"},
+    "recency": {"policy": "recency"},
+    "h2o": {"policy": "h2o"},
+    "snapkv": {"policy": "snapkv"},
+    "tova": {"policy": "tova"},
+    "memdecay": _memdecay(),
+    "memdecay-pinned": _memdecay() | _PIN,
+    "memdecay-bounded": _memdecay() | {"positions": "bounded"},
+    "memdecay-decay-only": _memdecay(mix=1.0),
+    "memdecay-heavy-only": _memdecay(mix=0.0),
+    "memdecay-no-regions": _memdecay(regions=False),
+    "memdecay-no-decay": _memdecay(decay=False),
+    "memdecay-no-refresh": _memdecay(refresh="none"),
+    "memdecay-no-pages": _memdecay(page=1),
+    "auto": {"policy": "auto"},
+    "memdecay-layers": _memdecay() | {"granularity": "layer"},
+    **{f"memdecay-{name.replace('_', '-')}": _memdecay(normalise=name) for name in NORMALISATIONS},
+    "h2o-pinned": {"policy": "h2o"} | _PIN,
+    "h2o-shared": {"policy": "h2o", "granularity": "session"},
+}
+"""Session options by arm. ``truncated`` reads only the newest tokens of the text, as many as the budget holds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionsConfig:
+    """What is played.
+
+    Args:
+        models: by name.
+        lengths: of the transcripts, in tokens.
+        budgets: as shares of the transcript.
+        seeds: of the transcripts.
+        arms: which of :data:`ARMS`.
+        chunk: tokens a forward; evictions happen between chunks.
+        dtype: see :class:`~tenure.config.EngineConfig`.
+        device: a torch device.
+        regions: file of a calibration for the region table, or None.
+    """
+
+    models: tuple[str, ...] = ("qwen2.5-coder-0.5b",)
+    lengths: tuple[int, ...] = (450, 1700)
+    budgets: tuple[float, ...] = (0.125, 0.25, 0.5)
+    seeds: tuple[int, ...] = tuple(range(10))
+    arms: tuple[str, ...] = tuple(ARMS)
+    chunk: int = 256
+    dtype: str = "auto"
+    device: str = "cpu"
+    regions: str | None = None
+
+    def __post_init__(self) -> None:
+        if unknown := sorted(set(self.arms) - set(ARMS)):
+            raise ConfigError(
+                f"{unknown[0]!r} is not known", option="arms", way_out=f"Known: {', '.join(ARMS)}"
+            )
+        for share in self.budgets:
+            if not 0 < share < 1:
+                raise ConfigError(f"{share} is no share", option="budgets", way_out="Give 0.125, for example")
+
+
+def cells(config: RegionsConfig) -> Iterator[tuple[str, int, float]]:
+    """Model, length and budget of each summary."""
+    for model in config.models:
+        for length in config.lengths:
+            for budget in config.budgets:
+                yield model, length, budget
+
+
+def run_file(folder: Path, model: str, length: int, budget: float, seed: int) -> Path:
+    """Where one seed's numbers lie."""
+    return folder / "runs" / f"{_stem(model, length, budget)}-{seed}.json"
+
+
+def summary_file(folder: Path, model: str, length: int, budget: float) -> Path:
+    """Where the summary of a model, length and budget lies."""
+    return folder / f"{_stem(model, length, budget)}.json"
+
+
+def _stem(model: str, length: int, budget: float) -> str:
+    return f"{re.sub(r'[^A-Za-z0-9.]+', '-', model)}-{length}-{budget * 100:g}"
+
+
+def run(config: RegionsConfig, folder: Path, note: Note, *, resume: bool = True) -> None:
+    """Play whatever is missing and write one file for each model, length, budget and seed.
+
+    Arms that a file has already are not played again with ``resume``.
+    """
+    engines: dict[str, Engine] = {}
+    for model, length, budget in cells(config):
+        for seed in config.seeds:
+            path = run_file(folder, model, length, budget, seed)
+            old = json.loads(path.read_text())["result"]["arms"] if resume and path.exists() else {}
+            missing = [name for name in config.arms if name not in old]
+            if not missing:
+                continue
+            if model not in engines:
+                engines = {model: Engine.load(model, dtype=config.dtype, device=config.device)}
+            result = play_seed(engines[model], config, length, budget, seed, missing, note)
+            result["arms"] = old | result["arms"]
+            setting = asdict(config) | {"model": model, "length": length, "budget": budget, "seed": seed}
+            record.write(path, record.envelope("regions", setting, result))
+
+
+def play_seed(
+    engine: Engine,
+    config: RegionsConfig,
+    length: int,
+    budget: float,
+    seed: int,
+    arms: Sequence[str],
+    note: Note,
+) -> dict[str, Any]:
+    """All arms on one transcript."""
+    script = transcript(
+        seed, length, lambda text: len(engine.tokenizer.encode(text, add_special_tokens=False))
+    )
+    found: dict[str, Any] = {}
+    tokens = slots = 0
+    for name in arms:
+        note(f"{length} tokens, budget {budget:.1%}, seed {seed}: {name}")
+        base: dict[str, Any] = {"chunk": min(config.chunk, length), "positions": "logical"}
+        if config.regions:
+            base["regions"] = config.regions
+        tokens = tokens or _length(engine, script)
+        slots = round(tokens * budget)
+        answers, seconds = play_arm(engine, script, name, ARMS[name], slots, base)
+        right = [
+            first_number(answer) == fact.value for answer, fact in zip(answers, script.facts, strict=True)
+        ]
+        found[name] = {
+            "facts": by_region(script.facts, right),
+            "wall_s": round(seconds, 3),
+            "answers": answers,
+        }
+    return {"tokens": tokens, "slots": slots, "arms": found}
+
+
+def _length(engine: Engine, script: AgentTranscript) -> int:
+    chat = engine.transcript()
+    if chat is None:
+        raise ConfigError("the model has no chat template", option="model")
+    return sum(len(piece.ids) for piece in chat.open(script.messages))
+
+
+def play_arm(
+    engine: Engine,
+    script: AgentTranscript,
+    name: str,
+    options: Mapping[str, Any],
+    slots: int,
+    base: Mapping[str, Any],
+) -> tuple[list[str], float]:
+    """Answers of one arm, and the seconds that reading and answering took."""
+    settings = {**base, **options}
+    if isinstance(base.get("regions"), str) and "regions" in options:
+        from tenure.region_table import load_regions
+
+        table = load_regions(base["regions"])
+        changes = options["regions"]
+        settings["regions"] = {key: table.get(key, {}) | changes.get(key, {}) for key in table | changes}
+    if settings["policy"] != "full":
+        settings["budget"] = slots
+    start = time.perf_counter()
+    with engine.session(**settings) as session:
+        if name == "truncated":
+            chat = engine.transcript()
+            pieces = [] if chat is None else chat.open(script.messages)
+            session.append_ids([token for piece in pieces for token in piece.ids][-slots:])
+        else:
+            session.append(script.messages)
+        answers = ask(session, script.facts)
+    return answers, time.perf_counter() - start
+
+
+def ask(session: Session, facts: Sequence[Fact]) -> list[str]:
+    """Ask for every fact in a fork of its own, as many at once as memory is given for."""
+    most = max(1, min(len(facts), _FORK_BYTES // max(1, session.memory.rows.nbytes)))
+    answers: list[str] = []
+    for at in range(0, len(facts), most):
+        forks = [session.fork() for _ in facts[at : at + most]]
+        for fork, fact in zip(forks, facts[at:], strict=False):
+            fork.queue({"role": "user", "content": fact.question}, reply=True)
+        answers += session.engine.generate(forks, max_tokens=16, stop=("\n",))
+        for fork in forks:
+            fork.close()
+    return answers
+
+
+def first_number(answer: str) -> str | None:
+    """The first number of an answer: what is compared with the fact's value."""
+    match = re.search(r"\d+", re.sub(r"(?<=\d),(?=\d{3})", "", answer))
+    return match[0] if match else None
+
+
+def by_region(facts: Sequence[Fact], right: Sequence[bool]) -> dict[str, list[int]]:
+    """``{REGION: [found, total]}``."""
+    table: dict[str, list[int]] = {str(region): [0, 0] for region in REGIONS}
+    for fact, one in zip(facts, right, strict=True):
+        table[fact.region][0] += one
+        table[fact.region][1] += 1
+    return table
+
+
+def unpinned(facts: Mapping[str, Sequence[int]]) -> int:
+    """Facts found outside of the system region."""
+    return sum(found for region, (found, _) in facts.items() if region != Region.SYSTEM)

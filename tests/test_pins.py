@@ -1,0 +1,101 @@
+"""C12: hard pins larger than the budget are refused, or the oldest gives way; never a loop, never a silent loss."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tenure.errors import BudgetError, ConfigError
+from tenure.pins import STUB
+from tests.chats import chat_engine, chat_session, user
+from tests.conftest import random_ids
+from tests.oracles import check_ledger, state_of
+from tests.test_restore import Shelf
+
+OPTIONS = {"policy": "memdecay", "budget": 100, "chunk": 64, "slack": 8, "sinks": 2}
+
+
+def session_of(engines, pins, archive=None, **options):
+    return engines("qwen2", layers=2).session(pins=pins, archive=archive, **{**OPTIONS, **options})
+
+
+@pytest.mark.parametrize("pins", ["refuse", "demote", "spill"])
+def test_a_pin_over_the_whole_budget_is_refused_at_once(engines, pins) -> None:
+    session = session_of(engines, pins, Shelf())
+    session.append_ids(random_ids(40), span="old", pin="hard")
+    session.append_ids(random_ids(40, seed=1))
+    before, start = state_of(session), time.perf_counter()
+    with pytest.raises(BudgetError, match=r"pinned tokens 40 \+ 98 new, 2 sinks and 1 free slot need 141"):
+        session.append_ids(random_ids(98, seed=2), pin="hard")
+    assert time.perf_counter() - start < 2
+    assert state_of(session) == before
+    session.append_ids(random_ids(50, seed=3))
+    check_ledger(session)
+
+
+def test_the_oldest_pin_is_demoted(engines) -> None:
+    session = session_of(engines, "demote")
+    for number in range(4):
+        session.append_ids(random_ids(30, seed=number), span=f"pin-{number}", pin="hard")
+        check_ledger(session)
+    assert [session.explain(f"pin-{number}").pin for number in range(4)] == ["soft", "hard", "hard", "hard"]
+    assert session.explain("pin-0").resident < 1.0
+    assert all(session.explain(f"pin-{number}").resident == 1.0 for number in (1, 2, 3))
+
+
+def test_the_oldest_pin_is_spilled_and_comes_back(engines) -> None:
+    session = session_of(engines, "spill", Shelf())
+    for number in range(4):
+        session.append_ids(random_ids(30, seed=number), span=f"pin-{number}", pin="hard")
+        check_ledger(session)
+    report = session.explain("pin-0")
+    assert report.pin is None
+    assert report.evicted["spilled"] == (30 - STUB) * session.memory.ledger.groups, (
+        "all but the stub went at once"
+    )
+    assert [session.explain(f"pin-{number}").pin for number in (1, 2, 3)] == ["hard"] * 3
+    loose = session_of(engines, "spill", Shelf())
+    loose.append_ids(random_ids(60), span="pin", pin="hard")
+    loose.append_ids(random_ids(5, seed=2))
+    loose.append_ids(random_ids(45, seed=1), span="other", pin="hard")
+    loose.memory.ledger.spans.get("other").pin = None
+    assert loose.fetch(["pin"]) == ["pin"]
+    assert loose.explain("pin").resident == 1.0
+    check_ledger(loose)
+
+
+def test_spilling_needs_somewhere_to_put_it(engines) -> None:
+    session = session_of(engines, "spill")
+    session.append_ids(random_ids(60), span="pin", pin="hard")
+    with pytest.raises(BudgetError) as caught:
+        session.append_ids(random_ids(60, seed=1), pin="hard")
+    assert "tiers" in str(caught.value.way_out)
+    assert session.explain("pin").pin == "hard"
+
+
+def test_options_are_checked(engines) -> None:
+    with pytest.raises(ConfigError, match="pins"):
+        session_of(engines, "drop")
+
+
+def test_a_pinned_message_makes_an_older_one_give_way(engines) -> None:
+    chat = chat_session(engines, **{**OPTIONS, "pins": "demote"})
+    first = chat.append(user("Remember the first thing. " * 3, pin=True))[0]
+    while first.pin == "hard":
+        chat.append(user("Remember the next thing. " * 3, pin=True))
+        check_ledger(chat)
+        assert len(chat) < 400
+    assert first.pin == "soft"
+
+
+def test_many_evictions_while_pins_fill_the_budget(engines) -> None:
+    """C12 (c): 600 tokens written with 40 pinned, exactly as many as asked for."""
+    session = chat_engine(engines).session(**OPTIONS)
+    session.append(user("Pinned. " * 8, pin=True))
+    session.force([20 + number % 300 for number in range(600)])
+    check_ledger(session)
+    with pytest.raises(BudgetError):
+        session.append(user("Far too long to pin. " * 40, pin=True))
+    session.append(user("Still alive."))
+    check_ledger(session)
