@@ -6,10 +6,11 @@ import random
 
 import pytest
 
-from tenure.bench.longsession.filler import parts
+from tenure.bench.longsession.filler import Part, read, turns
 from tenure.bench.longsession.task import build
 from tenure.bench.longsession.truncate import newest
 from tenure.errors import ConfigError
+from tenure.messages import Message
 from tenure.transcript import Transcript
 from tests.templates import tokenizer
 
@@ -47,11 +48,25 @@ def test_one_seed_one_session(fast):
 
 
 def test_filler_never_repeats(fast):
-    source = parts(fast, random.Random(0), 800)
-    seen = [next(source) for _ in range(60)]
-    places = {(part.name, first + part.first) for part in seen for first in range(len(part.lines))}
-    assert len(places) == sum(len(part.lines) for part in seen)
-    assert len({"".join(part.lines) for part in seen}) == len(seen)
+    source = turns(fast, random.Random(0), 2000)
+    seen = [next(source) for _ in range(40)]
+    parts = [part for turn in seen for part in turn]
+    places = {(part.name, part.first + line) for part in parts for line in range(len(part.lines))}
+    assert len(places) == sum(len(part.lines) for part in parts)
+    assert len({"".join(part.lines) for part in parts}) == len(parts)
+    sizes = [length(fast, [Message("user", "x"), *read(turn)]) for turn in seen]
+    assert sum(1300 < size < 2150 for size in sizes) > 36  # a long line may be more
+
+
+def test_filler_is_cut_by_lines(fast):
+    parts = [Part("a", 1, ("1\n", "2\n")), Part("b", 7, ("3\n", "4\n", "5\n"))]
+    whole, cut = read(parts), read(parts, 3)
+    assert [message.content for message in whole[1::2]] == [
+        "$ sed -n 1,2p a\n1\n2\n",
+        "$ sed -n 7,9p b\n3\n4\n5\n",
+    ]
+    assert [message.content for message in cut[1::2]] == ["$ sed -n 1,2p a\n1\n2\n", "$ sed -n 7,7p b\n3\n"]
+    assert len(read(parts, 2)) == 2
 
 
 def test_the_plan_names_what_each_probe_reads(fast):

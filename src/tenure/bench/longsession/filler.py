@@ -1,8 +1,8 @@
-"""Filler: Python sources of the machine, in parts of about 2,000 tokens, none twice.
+"""Filler: Python sources of the machine, in turns of about 2,000 tokens, no line twice.
 
 First the standard library (2.3 million tokens of Qwen's tokenizer for Python 3.11), then, where that is not enough,
-the sources of torch, which every installation of Tenure has. Files are shuffled by the session's seed; the parts of
-a file stay in order, as an agent reads them.
+the sources of torch, which every installation of Tenure has. Files are shuffled by the session's seed and read
+from start to end; short ones share a turn.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import random
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,12 +42,12 @@ class Part:
     first: int
     lines: tuple[str, ...]
 
-    def messages(self, step: str | None = None, count: int | None = None) -> list[Message]:
+    def messages(self, count: int) -> list[Message]:
         """How an agent reads it: an announcement and the tool's output, cut to ``count`` lines."""
         lines = self.lines[:count]
         last = self.first + len(lines) - 1
         return [
-            Message("assistant", f"Next I read {self.name}, lines {self.first} to {last}.", step=step),
+            Message("assistant", f"Next I read {self.name}, lines {self.first} to {last}."),
             Message("tool", f"$ sed -n {self.first},{last}p {self.name}\n{''.join(lines)}"),
         ]
 
@@ -69,8 +70,33 @@ def files(folder: Path) -> list[Path]:
     return sorted(found)
 
 
-def parts(tokenizer: Any, rng: random.Random, size: int) -> Iterator[Part]:
-    """Parts of about ``size`` tokens, the messages around them included; none occurs twice."""
+def turns(tokenizer: Any, rng: random.Random, size: int) -> Iterator[list[Part]]:
+    """What an agent reads turn by turn: about ``size`` tokens, the messages around them included; no line twice."""
+    turn: list[Part] = []
+    room = size - _OVERHEAD
+    for name, text in _texts(rng):
+        lines = text.splitlines(keepends=True)
+        # Counted line by line: a token across two lines is counted twice, so turns are a little short of the size.
+        counts = [len(ids) for ids in tokenizer(lines, add_special_tokens=False)["input_ids"]]
+        first = used = 0
+        for number, count in enumerate(counts):
+            if used + count > room and (used or turn):
+                if used:
+                    turn.append(Part(name, first + 1, tuple(lines[first:number])))
+                yield turn
+                turn, room, first, used = [], size - _OVERHEAD, number, 0
+            used += count
+        turn.append(Part(name, first + 1, tuple(lines[first:])))
+        room -= used + _OVERHEAD
+        if room < size // 4:  # a shorter piece of the next file is not worth a command
+            yield turn
+            turn, room = [], size - _OVERHEAD
+    if turn:
+        yield turn
+
+
+def _texts(rng: random.Random) -> Iterator[tuple[str, str]]:
+    """Files in the order that the seed gives, each with the name it is shown under; none of the same text twice."""
     seen: set[str] = set()
     for name, folder in folders():
         paths = files(folder)
@@ -82,60 +108,55 @@ def parts(tokenizer: Any, rng: random.Random, size: int) -> Iterator[Part]:
                 continue
             if len(text) >= _SMALL and text not in seen:
                 seen.add(text)
-                yield from _split(
-                    tokenizer, f"{name}/{path.relative_to(folder).as_posix()}", text, size - _OVERHEAD
-                )
+                yield f"{name}/{path.relative_to(folder).as_posix()}", text
 
 
-def _split(tokenizer: Any, name: str, text: str, size: int) -> Iterator[Part]:
-    lines = text.splitlines(keepends=True)
-    # Counted line by line: a token across two lines is counted twice, so parts are a little short of the size.
-    counts = [len(ids) for ids in tokenizer(lines, add_special_tokens=False)["input_ids"]]
-    first = used = 0
-    for number, count in enumerate(counts):
-        if used and used + count > size:
-            yield Part(name, first + 1, tuple(lines[first:number]))
-            first, used = number, 0
-        used += count
-    yield Part(name, first + 1, tuple(lines[first:]))
+def read(parts: Sequence[Part], count: int | None = None) -> list[Message]:
+    """Messages of a turn, cut to its first ``count`` lines."""
+    messages: list[Message] = []
+    left = sum(len(part.lines) for part in parts) if count is None else count
+    for part in parts:
+        if left > 0:
+            messages += part.messages(left)
+        left -= len(part.lines)
+    return messages
 
 
-def read_filler(transcript: Transcript, source: Iterator[Part], tokens: int) -> list[list[Message]]:
-    """Turns of filler that add up to ``tokens``, met to within one line.
+def read_filler(transcript: Transcript, source: Iterator[list[Part]], tokens: int) -> list[list[Message]]:
+    """Messages of turns of filler that add up to ``tokens``, met to within one line.
 
     Args:
         transcript: where the turns are to come; it is moved behind them.
-        source: of parts; those that are used are taken from it.
+        source: of turns; those that are used are taken from it.
         tokens: in all, in the model's own rendering.
 
     Raises:
         ConfigError: the source has less text.
     """
     left = tokens
-    turns: list[list[Message]] = []
+    made: list[list[Message]] = []
     while left > 0:
-        part = next(source, None)
-        if part is None:
+        parts = next(source, None)
+        if parts is None:
             raise ConfigError(
                 f"{tokens:,} tokens of filler are {left:,} more than the sources of this machine hold",
                 option="tokens",
                 way_out="Give fewer",
             )
-        messages = part.messages()
+        messages = read(parts)
         after = transcript.fork()
         count = sum(len(piece.ids) for piece in after.open(messages))
         if count > left:
-            fitting = cut(transcript, part.messages, len(part.lines), left)
+            fitting = cut(transcript, partial(read, parts), sum(len(part.lines) for part in parts), left)
             if fitting is None:
                 break
-            messages = fitting[0]
-            count = left
+            messages, count = fitting[0], left
             after = transcript.fork()
             after.open(messages)
         transcript.restore(after.snapshot())
-        turns.append(messages)
+        made.append(messages)
         left -= count
-    return turns
+    return made
 
 
 def cut(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tenure.bench.longsession.checks import Checks, fee_checks, module_checks, settle_checks
 from tenure.bench.longsession.facts import ERRORS, FEES, RECORD, Facts, definitions
-from tenure.bench.longsession.filler import parts, read_filler
+from tenure.bench.longsession.filler import read_filler, turns
 from tenure.errors import ConfigError
 from tenure.messages import Message
 from tenure.plan import Plan, Step
@@ -17,14 +17,14 @@ from tenure.transcript import Transcript
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-VERSION = 2
+VERSION = 3
 """Of wording, tests and filler; results of different versions are never put together."""
 
 SYSTEM = (
     "You are a coding assistant in a long session. You write Python with the exact names, numbers and codes "
     "that the project's definitions give."
 )
-PART = 2000
+TURN = 2000
 """Tokens of a turn of filler."""
 
 
@@ -128,19 +128,19 @@ def build(tokenizer: Any, *, tokens: int, distance: int | None = None, seed: int
             else f"Give more than {fixed:,} tokens",
         )
     # Both stretches come from one stream, so that nothing occurs twice.
-    source = parts(tokenizer, rng, PART)
+    source = turns(tokenizer, rng, TURN)
     transcript.open([system])
     early = _steps(read_filler(transcript, source, room - late), "prepare")
     transcript.open([message for turn in defining for message in turn])
     behind = _steps(read_filler(transcript, source, late), "survey")
-    turns = [*early, *defining, *behind]
-    turns[0] = [system, *turns[0]]  # some templates refuse a system message that stands alone
-    pieces = Transcript(tokenizer).open([message for turn in turns for message in turn])
+    played = [*early, *defining, *behind]
+    played[0] = [system, *played[0]]  # some templates refuse a system message that stands alone
+    pieces = Transcript(tokenizer).open([message for turn in played for message in turn])
     sizes = {span: len(piece.ids) for piece in pieces if (span := piece.span) in defined and span}
     return Task(
         seed=seed,
         facts=facts,
-        turns=tuple(map(tuple, turns)),
+        turns=tuple(map(tuple, played)),
         probes=probes(facts),
         tokens=sum(len(piece.ids) for piece in pieces),
         distance=late,
@@ -155,12 +155,21 @@ def _define(span: str, text: str) -> list[Message]:
     ]
 
 
-def _steps(turns: list[list[Message]], step: str) -> list[list[Message]]:
+def _steps(filler: list[list[Message]], step: str) -> list[list[Message]]:
     """Put turns of filler into a step, and name their spans."""
-    return [
-        [replace(turn[0], step=step), replace(turn[1], span=f"{step}-{number}")]
-        for number, turn in enumerate(turns, 1)
-    ]
+    named = []
+    for number, turn in enumerate(filler, 1):
+        first, *rest = turn
+        named.append(
+            [replace(first, step=step)]
+            + [
+                replace(message, span=f"{step}-{number}-{place // 2 + 1}")
+                if message.role == "tool"
+                else message
+                for place, message in enumerate(rest)
+            ]
+        )
+    return named
 
 
 def _count(transcript: Transcript, messages: Sequence[Message]) -> int:
