@@ -164,6 +164,35 @@ def profile(
 
 
 @app.command()
+def tiers(
+    tokens: Annotated[int, typer.Option(help="Length of the span; its shape is that of the 0.5b.")] = 1024,
+    repeats: Annotated[int, typer.Option(min=3, help="Interleaved runs; medians are reported.")] = 15,
+    decode_ms: Annotated[
+        float, typer.Option(help="Length of the turn that hides the reading ahead.")
+    ] = 1000.0,
+    valkey: Annotated[str | None, typer.Option(help="URL of a server; by default one is started.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the numbers.")] = 0,
+    record: Record = None,
+    as_json: AsJson = False,
+) -> None:
+    """Restoring a span from host memory, disk and Valkey against the plain copy of its bytes; the stall of a turn."""
+    from dataclasses import asdict
+
+    from tenure.bench import tiers as bench
+
+    config = bench.TiersConfig(tokens=tokens, repeats=repeats, decode_ms=decode_ms, valkey=valkey, seed=seed)
+    with Console(stderr=True).status("preparing") as status:
+        result = bench.run(config, status.update)
+    _finish(
+        "tiers",
+        {**asdict(config), "valkey": "own server" if valkey is None else "by URL"},
+        result,
+        record,
+        as_json,
+    )
+
+
+@app.command()
 def report(
     results: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("results"),
     page: Annotated[Path, typer.Option(help="Page to write.")] = Path("docs/results.md"),

@@ -61,7 +61,7 @@ class ValkeyTier(Tier):
             raise ConfigError(
                 f"{spec.where}: {error}", option="tiers", way_out="Give valkey://host:port/db"
             ) from error
-        self._client = self._valkey.Valkey(connection_pool=self._pool)
+        self.client = self._valkey.Valkey(connection_pool=self._pool)
         self._known: set[str] = set()
         self._lock = threading.Lock()
 
@@ -178,7 +178,7 @@ class ValkeyTier(Tier):
     def _talk(self) -> Iterator[Any]:
         """The client; trouble becomes a TierError, and every connection that is at rest is closed."""
         try:
-            yield self._client
+            yield self.client
         except (self._valkey.ValkeyError, OSError) as error:
             # The client closes a connection that an error broke off; the others may have been lost with the server.
             self._pool.disconnect(inuse_connections=False)
