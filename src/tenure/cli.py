@@ -57,6 +57,20 @@ SessionFile = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")]
+Load = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PLACE",
+        help="Go on with a saved session, with the options that it was saved with: a file, or tier:NAME.",
+        show_default=False,
+    ),
+]
+Save = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PLACE", help="Save the session at the end: a file, or tier:NAME.", show_default=False
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No live view and no summary.")]
 
 
@@ -84,6 +98,8 @@ def run(
     sampling: SamplingFlags,
     as_json: AsJson = False,
     quiet: Quiet = False,
+    load: Load = None,
+    save: Save = None,
 ) -> None:
     """Play a session file and answer its probes.
 
@@ -91,7 +107,7 @@ def run(
     """
     from tenure.commands import run
 
-    run.run(session_file, model, memory, sampling, as_json=as_json, quiet=quiet)
+    run.run(session_file, model, memory, sampling, as_json=as_json, quiet=quiet, load=load, save=save)
 
 
 @app.command()
@@ -126,11 +142,13 @@ def chat(
         Path | None,
         typer.Option(help="JSON file with the plan's steps and what they read.", show_default=False),
     ] = None,
+    load: Load = None,
+    save: Save = None,
 ) -> None:
     """Talk to a model in a session that never outgrows its budget."""
     from tenure.commands import chat
 
-    chat.run(model, memory, sampling, system=system, plan=plan)
+    chat.run(model, memory, sampling, system=system, plan=plan, load=load, save=save)
 
 
 @app.command()
@@ -191,6 +209,7 @@ def _mount(name: str, module: str) -> None:
 _mount("models", "tenure.models.commands")
 _mount("serve", "tenure.commands.serve")
 _mount("bench", "tenure.bench.commands")
+_mount("tiers", "tenure.tiers.commands")
 
 
 def _option_names(group: TyperGroup, ctx: Any) -> dict[str, str]:

@@ -30,6 +30,7 @@ HELP = """\
 /explain [SPAN]  where a span is and why; all spans without an id
 /plan            the plan's steps
 /plan STEP       the next message belongs to this step
+/save PLACE      save the session: a file, or tier:NAME
 /reset           start again, with the same system message and plan
 /help            this list
 /quit            leave; so does the end of input
@@ -43,13 +44,20 @@ def run(
     *,
     system: str | None,
     plan: Path | None,
+    load: str | None = None,
+    save: str | None = None,
 ) -> None:
     """Read messages until the end of input; see ``tenure chat --help``."""
     config = memory.session_config()
     options = sampling.options()
     steps = _read_plan(plan)
     engine = load_engine(model, memory.config)
-    Chat(engine, config, options, steps, system).loop()
+    chat = Chat(engine, config, options, steps, system)
+    if load is not None:
+        chat.load(load)
+    chat.loop()
+    if save is not None:
+        chat.session.save(save)
 
 
 def _read_plan(path: Path | None) -> Plan:
@@ -105,6 +113,11 @@ class Chat:
                     self._answer(line)
             except TenureError as error:  # a message or a command is at fault, never the session
                 self.out.print(f"error: {error}", style="red", markup=False)
+
+    def load(self, place: str) -> None:
+        """Go on with a saved session, with the options that it was saved with."""
+        self.session = self.engine.restore(place)
+        self.config, self.plan = self.session.config, self.session.plan.copy()
 
     def _ask(self) -> str | None:
         try:
@@ -164,6 +177,9 @@ class Chat:
         elif name == "/explain":
             spans = [rest.strip()] if rest.strip() else [span.id for span in self.session.memory.ledger.spans]
             self.out.print(spans_table([self.session.explain(span) for span in spans]))
+        elif name == "/save" and rest.strip():
+            size = self.session.save(rest.strip())
+            self.out.print(f"[dim]{size / 1e6:,.1f} MB saved[/]")
         elif name == "/reset":
             self.session = self._start()
             self.out.print("[dim]a new session[/]")

@@ -85,6 +85,15 @@ def _memory(text: str, *names: str) -> Any:
     return typer.Option(*names, help=text, show_default=False, rich_help_panel=_MEMORY)
 
 
+TierTexts = Annotated[
+    list[str] | None,
+    _memory(
+        "Where evicted spans are kept: host:SIZE, disk:PATH:SIZE, valkey:SIZE or a URL; may be repeated.",
+        "--tier",
+    ),
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
     """Which model runs, and how."""
@@ -94,6 +103,7 @@ class ModelOptions:
     device: Device = None
     threads: Threads = None
     weights: Weights = None
+    tiers: TierTexts = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,6 +277,7 @@ def load_engine(options: ModelOptions, file: Path | None = None) -> Engine:
     from tenure.engine import Engine
 
     given = {name: getattr(options, name) for name in ("dtype", "device", "threads", "weights")}
+    given["tiers"] = options.tiers or None
     config = {**_engine_table(file), **{name: value for name, value in given.items() if value is not None}}
     quiet_transformers()
     return Engine.load(options.model, **config)

@@ -80,6 +80,7 @@ class Player:
         sampling: of the answers; ``max_tokens`` is replaced by the probe's own where it has one.
         max_tokens: of all answers, whatever the file says.
         tick: called after each step of the engine.
+        session: one that goes on; the steps of the file that its plan has not come behind the plan. A new one if None.
         ask: called with a probe before it is asked.
         piece: called with each piece of an answer.
     """
@@ -92,13 +93,16 @@ class Player:
         sampling: SamplingOptions | None = None,
         *,
         max_tokens: int | None = None,
+        session: Session | None = None,
         tick: Callable[[], None] = lambda: None,
         ask: Callable[[Probe], None] = lambda probe: None,
         piece: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.engine = engine
         self.file = file
-        self.session: Session = engine.session(config, plan=file.plan())
+        self.session: Session = (
+            engine.session(config, plan=file.plan()) if session is None else with_steps(session, file)
+        )
         self.answers: list[Answer] = []
         self.asking: Probe | None = None
         self.turn: Turn | None = None
@@ -213,6 +217,16 @@ class Player:
             raise SessionFileError(
                 error.cause, path=f"{self.file.path or 'session'}, entry {number}", way_out=error.way_out
             ) from error
+
+
+def with_steps(session: Session, file: SessionFile) -> Session:
+    """Bring a file's steps into the plan of a session that goes on; a step that it has reads what the file says."""
+    for step in file.plan().steps:
+        if step.id not in session.plan:
+            session.plan.add(step)
+        elif step.reads:
+            session.plan.set_reads(step.id, step.reads)
+    return session
 
 
 def by_step(messages: Sequence[Message]) -> Iterator[list[Message]]:

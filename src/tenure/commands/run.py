@@ -26,6 +26,8 @@ def run(
     *,
     as_json: bool,
     quiet: bool,
+    load: str | None = None,
+    save: str | None = None,
 ) -> None:
     """Play the file; see ``tenure run --help``."""
     file = sessionfile.load(path)
@@ -34,6 +36,8 @@ def run(
     from tenure.commands.play import Player
 
     engine = load_engine(model, memory.config)
+    session = None if load is None else engine.restore(load)
+    config = config if session is None else session.config
     name = file.title or path.name
     title = f"{name}: {model.model}, {config.policy}, {config.positions} positions, budget {config.budget}"
     with RunView(title, quiet=quiet) as view:
@@ -44,6 +48,7 @@ def run(
             config,
             drawn,
             max_tokens=sampling.max_tokens,
+            session=session,
             tick=lambda: view.tick(player),
             piece=lambda text: view.write(text) if streams else None,
             ask=lambda probe: view.write(f"\n? {probe.question}\n") if streams else None,
@@ -57,6 +62,8 @@ def run(
             interrupted = True
             if not as_json and player.answers and player.answers[-1].reason == "cancel":
                 view.write(_shown(player.answers[-1], streams, quiet))
+    if save is not None:
+        player.session.save(save)
     result = report(player, model.model)
     if as_json:
         typer.echo(json.dumps({**result, "interrupted": True} if interrupted else result))

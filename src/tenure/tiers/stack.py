@@ -44,7 +44,7 @@ class TierStack:
         self.fingerprint = fingerprint
         self.counters = Counters()
         self.host = HostTier(specs[0])
-        self.stores = [Store(_tier(spec)) for spec in specs[1:]]
+        self.stores = [Store(open_tier(spec)) for spec in specs[1:]]
         self._lock = threading.Lock()
         self._leaving: dict[str, SpanRecord] = {}
         """Records that left host memory and are not written yet."""
@@ -312,5 +312,6 @@ class TierStack:
             return None
 
 
-def _tier(spec: TierSpec) -> Tier:
+def open_tier(spec: TierSpec) -> Tier:
+    """The store of a spec; see :class:`DiskTier` and :class:`ValkeyTier`."""
     return DiskTier(spec) if spec.kind == "disk" else ValkeyTier(spec)
