@@ -24,6 +24,7 @@ from tenure.serve.errors import ApiError, api_error
 from tenure.serve.events import Bus
 from tenure.serve.guard import Guard
 from tenure.serve.metrics import Metrics
+from tenure.serve.openapi import document
 from tenure.serve.page import page_router
 from tenure.serve.parking import FileParking, Parking
 from tenure.serve.responded import Responded
@@ -125,6 +126,7 @@ def create_app(
     app.include_router(memory_router())
     app.include_router(watch_router(metrics))
     app.include_router(page_router())
+    app.openapi = document(app, engine.name)  # type: ignore[method-assign]
     return app
 
 
@@ -164,4 +166,6 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
 
 async def _http(request: Request, error: Exception) -> JSONResponse:
     status = error.status_code if isinstance(error, HTTPException) else 500
-    return await _refuse(request, ApiError(status, f"http_{status}", str(getattr(error, "detail", ""))))
+    reply = await _refuse(request, ApiError(status, f"http_{status}", str(getattr(error, "detail", ""))))
+    reply.headers.update(getattr(error, "headers", None) or {})  # Allow, for a method that is not
+    return reply
