@@ -113,3 +113,9 @@ def test_log_probabilities_are_the_models_own(engines, models):
         values, ids = logits[place].topk(3)
         assert [token for token, _ in choice.top] == ids.tolist()
         assert [value for _, value in choice.top] == pytest.approx(values.tolist(), abs=1e-3)
+
+
+def test_a_temperature_next_to_nothing_is_none():
+    logits = torch.tensor([0.1, 3.0, 2.999])
+    for temperature in (0.0, 1e-300, 1e-8):
+        assert Sampler(SamplingOptions(temperature=temperature, seed=0))(logits) == 1

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from tenure.grammar import Grammar
 
 
+_COLD = 1e-4
+"""Below it the likeliest token is as good as certain, and logits divided by the temperature overflow."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
     """How a turn is generated.
@@ -113,7 +117,7 @@ class Sampler:
         """The last token with its log-probabilities, where they were asked for."""
         self._logprobs = options.logprobs
         self._matcher = None if options.grammar is None else options.grammar.matcher(stop_ids)
-        self._greedy = options.temperature == 0
+        self._greedy = options.temperature < _COLD
         self._warpers = LogitsProcessorList()
         if self._greedy:
             return
