@@ -133,6 +133,47 @@ def explain(
 
 @app.command()
 @spread
+def calibrate(
+    transcripts: Annotated[
+        list[Path],
+        typer.Argument(help="Message lists as JSON or JSONL, or session files.", show_default=False),
+    ],
+    model: ModelOptions,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the table to this file, for --regions.", show_default=False)
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the survival curves (SVG, PNG or PDF).", show_default=False)
+    ] = None,
+    clock: Annotated[str, typer.Option(help="Of the half-lives: tokens, steps or turns.")] = "steps",
+    threshold: Annotated[float, typer.Option(help="Attention that counts, in fair shares.")] = 1.0,
+    stride: Annotated[int, typer.Option(help="Tokens a look.")] = 16,
+    most: Annotated[int, typer.Option(help="Only the first messages of each transcript; 0 takes all.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the resampling.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how long attention to each region lives, on transcripts of your own.
+
+    The last line on stdout is JSON.
+    """
+    from tenure.commands import calibrate
+
+    calibrate.run(
+        transcripts,
+        model,
+        out=out,
+        plot=plot,
+        clock=clock,
+        threshold=threshold,
+        stride=stride,
+        most=most,
+        seed=seed,
+        as_json=as_json,
+    )
+
+
+@app.command()
+@spread
 def chat(
     model: ModelOptions,
     memory: MemoryOptions,

@@ -1,0 +1,1 @@
+"""Calibration: how long attention to each region lives, measured with a full cache."""
