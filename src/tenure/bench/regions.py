@@ -118,25 +118,38 @@ def _stem(model: str, length: int, budget: float) -> str:
     return f"{re.sub(r'[^A-Za-z0-9.]+', '-', model)}-{length}-{budget * 100:g}"
 
 
-def run(config: RegionsConfig, folder: Path, note: Note, *, resume: bool = True) -> None:
+def run(
+    config: RegionsConfig,
+    folder: Path,
+    note: Note,
+    *,
+    resume: bool = True,
+    load: Callable[[str], Engine] | None = None,
+) -> None:
     """Play whatever is missing and write one file for each model, length, budget and seed.
 
-    Arms that a file has already are not played again with ``resume``.
+    Args:
+        config: what is played.
+        folder: of the results.
+        note: told what is being played.
+        resume: keep the arms that a file has already.
+        load: gives the engine of a model; by default it is loaded by name.
     """
+    load = load or (lambda model: Engine.load(model, dtype=config.dtype, device=config.device))
     engines: dict[str, Engine] = {}
     for model, length, budget in cells(config):
         for seed in config.seeds:
             path = run_file(folder, model, length, budget, seed)
-            old = json.loads(path.read_text())["result"]["arms"] if resume and path.exists() else {}
+            old = json.loads(path.read_text(encoding="utf-8"))["arms"] if resume and path.exists() else {}
             missing = [name for name in config.arms if name not in old]
             if not missing:
                 continue
             if model not in engines:
-                engines = {model: Engine.load(model, dtype=config.dtype, device=config.device)}
+                engines = {model: load(model)}
             result = play_seed(engines[model], config, length, budget, seed, missing, note)
             result["arms"] = old | result["arms"]
             setting = asdict(config) | {"model": model, "length": length, "budget": budget, "seed": seed}
-            record.write(path, record.envelope("regions", setting, result))
+            record.write(path, {"bench": "regions", **record.origin(), "config": setting, **result})
 
 
 def play_seed(

@@ -1,0 +1,113 @@
+"""The regions bench: fair transcripts, honest scores, paired tests, and a run that can be taken up again."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from tenure.bench import regions as bench
+from tenure.bench import regions_summary as summary
+from tenure.bench.regions_transcript import FACTS, REGIONS, transcript
+from tenure.errors import ConfigError
+from tenure.regions import infer_region
+from tests.chats import chat_engine
+
+
+def words(text: str) -> int:
+    return len(text.replace("\n", " ").split())
+
+
+@pytest.mark.parametrize("tokens", [450, 1700, 8000])
+def test_transcripts_are_fair(tokens) -> None:
+    script = transcript(5, tokens, words)
+    assert Counter(fact.region for fact in script.facts) == dict.fromkeys(REGIONS, 3)
+    assert len({fact.name for fact in script.facts}) == len({fact.value for fact in script.facts}) == FACTS
+    for fact in script.facts:
+        homes = [message for message in script.messages if fact.line in message.content]
+        assert [message.memory_region for message in homes] == [fact.region]
+        assert homes[0].content.count(fact.line) == 1
+        assert sum(message.content.count(fact.value) for message in script.messages) == 1, "one place each"
+    length = sum(words(message.content) + message.content.count("\n") + 6 for message in script.messages)
+    assert length == pytest.approx(tokens, rel=0.1)
+    assert transcript(5, tokens, words) == script
+    assert transcript(6, tokens, words) != script
+    guessed = [m for m in script.messages if m.region is None]
+    assert all(infer_region(message) in REGIONS for message in guessed)
+
+
+@pytest.mark.parametrize(
+    ("answer", "number"),
+    [("417", "417"), ("The code of lynx is 417.", "417"), ("1,417", "1417"), ("none", None), ("4 17", "4")],
+)
+def test_only_the_first_number_of_an_answer_counts(answer, number) -> None:
+    assert bench.first_number(answer) == number
+
+
+def test_the_permutation_test_equals_all_sign_changes() -> None:
+    values = np.array([3.0, -1.0, 2.0, 2.0, 0.0, 4.0, -2.0, 1.0])
+    signs = itertools.product((1, -1), repeat=len(values))
+    as_good = sum(np.dot(sign, values) >= values.sum() - 1e-9 for sign in signs)
+    assert summary.permutation(values) == pytest.approx(as_good / 2 ** len(values), abs=1e-5)
+    assert summary.permutation(np.zeros(5)) is None
+
+
+def config_of(**changes):
+    options = {"models": ("tiny",), "lengths": (900,), "budgets": (0.5,), "seeds": (1, 2), "chunk": 128}
+    return bench.RegionsConfig(
+        **options | {"arms": ("none", "truncated", "h2o", "memdecay-pinned")} | changes
+    )
+
+
+def test_a_run_its_resumption_and_its_summary(engines, tmp_path) -> None:
+    engine, notes, config = chat_engine(engines), [], config_of()
+    bench.run(config, tmp_path, notes.append, load=lambda name: engine)
+    assert len(notes) == 2 * 4
+    stored = {path: path.read_bytes() for path in (tmp_path / "runs").iterdir()}
+    assert len(stored) == 2
+    more = config_of(arms=(*config.arms, "memdecay"))
+    notes.clear()
+    bench.run(more, tmp_path, notes.append, load=lambda name: engine)
+    assert len(notes) == 2, "only the new arm"
+    one = json.loads(bench.run_file(tmp_path, "tiny", 900, 0.5, 1).read_text())
+    assert list(one["arms"]) == list(more.arms)
+    assert one["slots"] == round(one["tokens"] * 0.5)
+    for arm in one["arms"].values():
+        assert set(arm["facts"]) == set(REGIONS)
+        assert all(total == 3 and 0 <= found <= 3 for found, total in arm["facts"].values())
+        assert len(arm["answers"]) == FACTS
+    summary.summarise(tmp_path, more)
+    whole = json.loads(bench.summary_file(tmp_path, "tiny", 900, 0.5).read_text())
+    assert whole["arms"]["memdecay"]["facts"]["user"][1] == 6
+    assert set(whole["arms"]["memdecay"]) >= {"facts", "wall_s", "interval", "against_h2o"}
+    assert whole["seeds"] == [1, 2]
+    summary.draw(tmp_path, more, tmp_path / "plots", notes.append)
+    assert (tmp_path / "plots" / "tiny-900.svg").stat().st_size > 1000
+
+
+def test_pairs_are_transcripts() -> None:
+    def setting(length, gains):
+        facts = {seed: {"user": [5 + gain, 10], "system": [9, 9]} for seed, gain in enumerate(gains)}
+        return {
+            seed: {
+                "config": {"length": length},
+                "arms": {"h2o": {"facts": {"user": [5, 10], "system": [0, 9]}}, "x": {"facts": facts[seed]}},
+            }
+            for seed in facts
+        }
+
+    found = summary.compare(
+        [setting(450, [1, 2, -1]), setting(450, [1, 0, 0]), setting(1700, [3, 3, 3])], "x"
+    )
+    assert found["pairs"] == 6
+    assert (found["better"], found["worse"]) == (5, 1)
+    assert found["mean"] == pytest.approx(12 / 6)
+
+
+@pytest.mark.parametrize(("changes", "word"), [({"arms": ("h20",)}, "h20"), ({"budgets": (1.5,)}, "1.5")])
+def test_options_are_checked(changes, word) -> None:
+    with pytest.raises(ConfigError, match=word):
+        config_of(**changes)
