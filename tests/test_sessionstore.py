@@ -21,6 +21,7 @@ from tenure.policies import POLICIES
 from tests.chats import SHAPE, assistant, chat_engine, system, tokenizer, tool, user
 from tests.conftest import random_ids, tiny_model
 from tests.oracles import check_ledger, state_of
+from tests.planners.chats import drowned
 
 SMALL = {"budget": 80, "chunk": 32, "slack": 4}
 
@@ -65,6 +66,26 @@ def test_a_restored_session_is_the_same_to_the_byte_and_goes_on_alike(engines, f
     check_ledger(again)
     assert state_of(again) == state_of(session)
     assert go_on(again) == go_on(session)
+
+
+@pytest.mark.parametrize("planner", ["online", "retrieval"])
+def test_planners_go_on_with_what_they_have_learnt(engines, file, planner):
+    session = drowned(engines, planner=planner)
+    session.ask(user("What says MAX_SHARDS of FeeRule?"), max_tokens=3)
+    session.ask(user("And E417, and MAX_SHARDS?"), max_tokens=3)
+    session.save(file)
+    again = session.engine.restore(file)
+    told = []
+    for one in (session, again):
+        one.append(tool("E417 again, QUEUE_DEPTH too", span="late"))
+        told.append([one.ask(user(text), max_tokens=3) for text in ("E417, FeeRule?", "QUEUE_DEPTH?")])
+    assert told[0] == told[1]
+    assert state_of(again) == state_of(session)
+    learnt = [one.planning.planners[0] for one in (session, again)]
+    assert vars(learnt[0]).keys() == vars(learnt[1]).keys()
+    assert str(session.stats().planner) == str(again.stats().planner)
+    if planner == "online":
+        assert vars(learnt[0]) == vars(learnt[1])
 
 
 @pytest.mark.parametrize("positions", ["logical", "compact", "bounded"])

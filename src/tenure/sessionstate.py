@@ -20,6 +20,7 @@ from tenure.cache.ragged import RaggedSegment
 from tenure.config import SessionConfig
 from tenure.frozen import Frozen
 from tenure.plan import Plan
+from tenure.planners.saved import planning_json, resume_planning
 from tenure.regions import read_region
 from tenure.skeleton import Entry, Node, State
 from tenure.spans import Span
@@ -51,6 +52,8 @@ def describe(session: Session) -> tuple[dict[str, Any], dict[str, Tensor]]:
     state = {
         "config": asdict(session.config),
         "plan": session.plan.to_json(),
+        "once": sorted(session.plan._once),
+        "planning": planning_json(session.planning),
         "step": session._step,
         "unnamed": session._unnamed,
         "groups": ledger.groups,
@@ -116,6 +119,8 @@ def rebuild(engine: Engine, state: Mapping[str, Any], tensors: Mapping[str, Tens
     memory._chunk_left = state["chunk_left"]
     fill_archive(memory, state["archive"], tensors)
     session.logits = tensors["logits"].to(engine.layout.device) if "logits" in tensors else None
+    session.plan._once.update(state["once"])
+    resume_planning(session, state["planning"])
     session._step, session._unnamed = state["step"], state["unnamed"]
     nodes = _read_nodes(state["nodes"])
     session._states = [(length, _state(one, nodes)) for length, one in state["states"]]

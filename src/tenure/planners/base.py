@@ -160,6 +160,8 @@ class Planner(ABC):
 
     name: ClassVar[str]
     needs_archive: ClassVar[bool] = False
+    learns: ClassVar[bool] = False
+    """Whether it remembers the documents that come, and would learn the same if they came again."""
 
     @abstractmethod
     def propose(self, context: Context) -> Proposal:

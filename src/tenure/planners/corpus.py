@@ -54,6 +54,16 @@ class Corpus:
         self._ids.extend(memory.ids[same:])
         return gone, come
 
+    @property
+    def seen(self) -> list[tuple[str, int, int]]:
+        """Id, start and stop of each span as planners have seen it."""
+        return list(self._seen)
+
+    def resume(self, ids: array[int], seen: list[tuple[str, int, int]]) -> None:
+        """Go on from what a saved session had seen of these token ids."""
+        self._seen = seen
+        self._ids = ids[: seen[-1][2]] if seen else array("I")
+
     def fork(self) -> Corpus:
         """An independent copy."""
         copy = Corpus()

@@ -57,6 +57,7 @@ class Online(Planner):
     supersede: bool = True
     name: ClassVar[str] = "online"
     needs_archive: ClassVar[bool] = True
+    learns: ClassVar[bool] = True
 
     _spans: dict[str, _Known] = field(default_factory=dict, init=False, repr=False)
     _names: dict[str, dict[str, None]] = field(default_factory=dict, init=False, repr=False)

@@ -43,6 +43,7 @@ class Retrieval(Planner):
     on: Moment = "reply"
     name: ClassVar[str] = "retrieval"
     needs_archive: ClassVar[bool] = True
+    learns: ClassVar[bool] = True
 
     _index: BM25 = field(default_factory=BM25, init=False, repr=False)
 

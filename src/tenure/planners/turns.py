@@ -52,13 +52,15 @@ class Planning:
         self.problems: deque[str] = deque(maxlen=_LOG)
         """The latest things that went wrong, oldest first."""
         self.counts: Counter[str] = Counter()
-        self._corpus = Corpus()
-        self._turn = 1
-        self._asked = False
-        self._over = False
+        self.corpus = Corpus()
+        self.came: dict[str, int] = {}
+        """The turn in which each span was seen."""
+        self.turn = 1
+        self.asked = False
+        self.over = False
         """Whether the last message queued was the assistant's own, which ends a turn like a generated one."""
-        self._latest: set[str] = set()
-        self._now: dict[str, list[Edge]] = {}
+        self.latest: set[str] = set()
+        self.now: dict[str, list[Edge]] = {}
         """Edges of the turn under way, by planner."""
 
     def archive(self, engine: Engine, config: SessionConfig, archive: Archive | None) -> Archive | None:
@@ -81,21 +83,21 @@ class Planning:
             reply: whether an answer is requested behind them.
         """
         if spans:
-            if self._over:
+            if self.over:
                 self.ended(session)
-            self._over = spans[-1].role == "assistant" and not reply
-            self._latest = {span.id for span in spans}
-            self._asked = self._asked or reply
-            self._boundary(session, self._latest, reply=reply)
+            self.over = spans[-1].role == "assistant" and not reply
+            self.latest = {span.id for span in spans}
+            self.asked = self.asked or reply
+            self._boundary(session, self.latest, reply=reply)
 
     def requested(self, session: Session) -> None:
         """An answer is about to start. Planners are asked unless they were with the messages before it."""
-        if self._asked:
+        if self.asked:
             return
-        self._asked = True
-        fresh = set(self._latest)
+        self.asked = True
+        fresh = set(self.latest)
         for span, _ in contents(session.memory):
-            if not self._latest and span.role != "assistant":
+            if not self.latest and span.role != "assistant":
                 fresh = {span.id}  # raw ids: the last of them ask
         if fresh:
             self._boundary(session, fresh, reply=True)
@@ -107,12 +109,12 @@ class Planning:
             session: its session.
             calls: it called tools: the results belong to the same turn, which is asked for anew with them.
         """
-        self._asked = self._over = False
-        self._latest = set()
+        self.asked = self.over = False
+        self.latest = set()
         if not calls:
             session.plan.end_turn()
-            self._turn += 1
-            self._now.clear()
+            self.turn += 1
+            self.now.clear()
 
     # -- asking about it -------------------------------------------------------------------------
 
@@ -134,19 +136,22 @@ class Planning:
         copy.edges.extend(self.edges)
         copy.problems.extend(self.problems)
         copy.counts.update(self.counts)
-        copy._corpus = self._corpus.fork()
-        copy._turn, copy._asked, copy._over = self._turn, self._asked, self._over
-        copy._latest, copy._now = set(self._latest), dict(self._now)
+        copy.corpus, copy.came = self.corpus.fork(), dict(self.came)
+        copy.turn, copy.asked, copy.over = self.turn, self.asked, self.over
+        copy.latest, copy.now = set(self.latest), dict(self.now)
         return copy
 
     # -- inside ----------------------------------------------------------------------------------
 
     def _boundary(self, session: Session, fresh: set[str], *, reply: bool) -> None:
-        gone, come = self._corpus.update(session)
+        gone, come = self.corpus.update(session)
+        for span_id in gone:
+            self.came.pop(span_id, None)
+        self.came.update((one.id, self.turn) for one in come)
         if gone:
             session.plan.forget_spans(set(gone) - {one.id for one in come})
         new = [document(session, span, ids) for span, ids in contents(session.memory) if span.id in fresh]
-        context = Context(session, gone, come, new, reply, self._turn)
+        context = Context(session, gone, come, new, reply, self.turn)
         for planner in self.planners:
             try:
                 proposal = planner.propose(context)
@@ -188,13 +193,13 @@ class Planning:
         now = [edge for edge in edges if edge.step == NOW]
         if proposal.looked:
             # What a planner says of the turn takes the place of what it said before.
-            self._now.pop(name, None)
-            held = [edge.span for others in self._now.values() for edge in others]
-            self._now[name] = now = self._fitting(session, held, now)
+            self.now.pop(name, None)
+            held = [edge.span for others in self.now.values() for edge in others]
+            self.now[name] = now = self._fitting(session, held, now)
             plan.end_turn()
             reads = [*map(str, held), *(str(edge.span) for edge in now)]
             if reads:
-                plan.add_turn_reads(reads, name=f"turn-{self._turn}")
+                plan.add_turn_reads(reads, name=f"turn-{self.turn}")
         entered = now + [edge for edge in edges if edge.step == LATER]
         for step_id in dict.fromkeys(edge.step for edge in edges if edge.step not in (NOW, LATER)):
             fits = self._fitting(session, plan[step_id].reads, (e for e in edges if e.step == step_id))

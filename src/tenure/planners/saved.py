@@ -1,0 +1,55 @@
+"""What planners have learnt, in a saved session: when each span came, so that they learn the same once more."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from tenure.errors import TenureError
+from tenure.planners.base import Context, Edge
+from tenure.planners.corpus import document
+
+if TYPE_CHECKING:
+    from tenure.planners.turns import Planning
+    from tenure.session import Session
+
+
+def planning_json(planning: Planning | None) -> dict[str, Any] | None:
+    """The state of a session's planners as plain values; the log of edges for explanations is left out."""
+    if planning is None:
+        return None
+    return {
+        "turn": planning.turn,
+        "asked": planning.asked,
+        "over": planning.over,
+        "latest": sorted(planning.latest),
+        "counts": dict(planning.counts),
+        "now": {name: [edge.to_json() for edge in edges] for name, edges in planning.now.items()},
+        "seen": [[*seen, planning.came.get(seen[0], 1)] for seen in planning.corpus.seen],
+    }
+
+
+def resume_planning(session: Session, data: Mapping[str, Any] | None) -> None:
+    """Bring a restored session's planners to where they were. The session has its tokens and spans already."""
+    planning = session.planning
+    if planning is None or data is None:
+        return
+    planning.turn, planning.asked, planning.over = data["turn"], data["asked"], data["over"]
+    planning.latest = set(data["latest"])
+    planning.counts = Counter(data["counts"])
+    planning.now = {name: [Edge(**edge) for edge in edges] for name, edges in data["now"].items()}
+    seen = data["seen"]
+    planning.corpus.resume(session.memory.ids, [(span, start, stop) for span, start, stop, _ in seen])
+    planning.came = {span: turn for span, _, _, turn in seen}
+    for turn, group in groupby(seen, key=lambda one: int(one[3])):
+        table, ids = session.memory.ledger.spans, session.memory.ids
+        come = [document(session, table.get(span), ids[start:stop]) for span, start, stop, _ in group]
+        context = Context(session, [], come, [], False, turn)
+        for planner in planning.planners:
+            if planner.learns:
+                try:
+                    planner.propose(context)  # what it proposes was entered into the plan long ago
+                except TenureError as error:
+                    planning.problems.append(f"{planner.name}: {error}")
