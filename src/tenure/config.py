@@ -160,19 +160,7 @@ class SessionConfig:
         Raises:
             ConfigError: an unknown key, or a value of the wrong type.
         """
-        values: dict[str, Any] = {}
-        if path is not None:
-            try:
-                table = tomllib.loads(path.read_text(encoding="utf-8")).get("session", {})
-            except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-                raise ConfigError(
-                    str(error), option=str(path), way_out="Give a readable TOML file"
-                ) from error
-            if not isinstance(table, dict):
-                raise ConfigError(
-                    f"session is {table!r}", option=str(path), way_out="Make it a table, [session]"
-                )
-            values.update(table)
+        values = {} if path is None else read_table(path, "session")
         known = {item.name: item for item in fields(cls)}
         for name in known:
             if (text := env.get(f"TENURE_{name.upper()}")) is not None and name not in _TABLES:
@@ -191,6 +179,21 @@ class SessionConfig:
 
 _TABLES = {"policy_options", "planner_options"}
 _NUMBERS = {"budget", "limit", "chunk", "slack", "sinks"}
+
+
+def read_table(path: Path, name: str) -> dict[str, Any]:
+    """A table of a TOML file, empty if it has none of that name.
+
+    Raises:
+        ConfigError: the file cannot be read, or the name is no table.
+    """
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8")).get(name, {})
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(str(error), option=str(path), way_out="Give a readable TOML file") from error
+    if not isinstance(table, dict):
+        raise ConfigError(f"{name} is {table!r}", option=str(path), way_out=f"Make it a table, [{name}]")
+    return table
 
 
 def _number(name: str, text: str) -> int:

@@ -89,7 +89,8 @@ def _table(config: type[Any], flags: Mapping[str, typer.core.TyperOption], table
         made: Any = item.default_factory
         if is_dataclass(made):
             continue  # a section of its own
-        flag = flags.get(item.name) or flags.get(item.name.removesuffix("s"))
+        names = (item.name, item.name.removesuffix("s"), f"{item.name}_file", f"session_{item.name}")
+        flag = next((flags[name] for name in names if name in flags), None)
         row = [f"`{item.name}`", _default(item), told[item.name]]
         if flags:
             row[2:2] = [

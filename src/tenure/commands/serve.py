@@ -68,6 +68,18 @@ def serve(
     grace: Annotated[
         float, typer.Option(help="Seconds that streams have to finish after SIGTERM.", rich_help_panel=_PANEL)
     ] = 30.0,
+    operator: Annotated[
+        str | None,
+        typer.Option(
+            help="Tenant whose keys see everybody's metrics.", show_default=False, rich_help_panel=_PANEL
+        ),
+    ] = None,
+    traces: Annotated[
+        bool,
+        typer.Option(
+            "--traces", help="Send OpenTelemetry traces (OTEL_EXPORTER_OTLP_*).", rich_help_panel=_PANEL
+        ),
+    ] = False,
     log_text: Annotated[
         bool, typer.Option("--log-text", help="Put users' texts into the log.", rich_help_panel=_PANEL)
     ] = False,
@@ -77,22 +89,30 @@ def serve(
         return
     from tenure.serve.config import ServeConfig
 
-    config = ServeConfig(
-        host=host,
-        port=port,
-        session=memory.session_config(),
-        state=state,
-        keys=keys_file,
-        resident=resident,
-        memory=None if session_memory is None else int(session_memory * 1e9),
-        streams=streams,
-        streams_per_key=streams_per_key,
-        max_prompt=max_prompt,
-        max_tokens=max_tokens,
-        max_body=max_body,
-        grace=grace,
-        log_text=log_text,
-    )
+    given = {
+        "host": host,
+        "port": port,
+        "state": state,
+        "keys_file": keys_file,
+        "resident": resident,
+        "session_memory": None if session_memory is None else int(session_memory * 1e9),
+        "streams": streams,
+        "streams_per_key": streams_per_key,
+        "max_prompt": max_prompt,
+        "max_tokens": max_tokens,
+        "max_body": max_body,
+        "grace": grace,
+        "operator": operator,
+        "traces": traces,
+        "log_text": log_text,
+    }
+    # What was not said leaves the file's word.
+    said = {
+        {"keys_file": "keys", "session_memory": "memory"}.get(name, name): value
+        for name, value in given.items()
+        if (source := context.get_parameter_source(name)) is not None and source.name != "DEFAULT"
+    }
+    config = ServeConfig.load(memory.config, session=memory.session_config(), **said)
     try:
         from tenure.serve.run import serve as listen
     except ImportError as error:

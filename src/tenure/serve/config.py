@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any, Self
 
-from tenure.config import SessionConfig
+from tenure.config import SessionConfig, read_table
 from tenure.errors import ConfigError
 
 
@@ -65,6 +66,32 @@ class ServeConfig:
     traces: bool = False
     log_text: bool = False
 
+    @classmethod
+    def load(cls, path: Path | None = None, **overrides: Any) -> Self:
+        """Options from the table ``[serve]`` of a TOML file, then arguments.
+
+        Raises:
+            ConfigError: an unknown key, or a value that cannot be used.
+        """
+        values: dict[str, Any] = {} if path is None else read_table(path, "serve")
+        known = [item.name for item in fields(cls) if item.name != "session"]
+        if unknown := sorted(set(values) - set(known)):
+            raise ConfigError(
+                f"unknown option {unknown[0]!r}", option=str(path), way_out="Known: " + ", ".join(known)
+            )
+        for item in fields(cls):
+            kind = _KINDS.get(str(item.type).removesuffix(" | None"))
+            value = values.get(item.name)
+            if kind is None or value is None:
+                continue
+            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+                raise ConfigError(
+                    f"{value!r} cannot be used", option=item.name, way_out=f"Give a {item.type}"
+                )
+            if str(item.type).startswith("Path"):
+                values[item.name] = Path(value)
+        return cls(**{**values, **overrides})
+
     def __post_init__(self) -> None:
         least = {item.name: 1 for item in fields(self) if item.type == "int"} | {"port": 0}
         for name, low in least.items():
@@ -89,6 +116,9 @@ class ServeConfig:
                 option="host",
                 way_out="Make keys with `tenure serve keys add` and pass --keys, or listen on 127.0.0.1",
             )
+
+
+_KINDS: dict[str, Any] = {"int": int, "float": (int, float), "bool": bool, "str": str, "Path": str}
 
 
 def is_loopback(host: str) -> bool:
