@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from tenure.bench.longsession.page import late_over_early, length_table, planner_table
 from tests.bench.longsession.runs import MACHINE, run, stored
 
 SQUARE = {"none": 5, "h2o": 1, "foresight": 3, "bounded": 2, "pace": 5}
@@ -57,6 +58,37 @@ def test_page_and_pictures(tenure, tmp_path):
         assert f"(img/{name})" in text
         assert (tmp_path / "docs" / "img" / name).read_bytes().startswith(SIGNATURE)
     assert said.stdout.splitlines()[0] == str(page)
+
+
+def test_planners_and_noise_are_held_against_the_right_plan():
+    clean = run(stored(0, {"pace": 5, "pace-online": 4}), stored(1, {"pace": 4, "pace-online": 2}), name="a")
+    noisy = run(stored(1, {"pace": 2, "h2o": 1}, noise="dropped", noise_rate=0.5), name="b")
+    other = run(stored(0, {"pace": 1}, tokens=7000), name="c")
+    table = planner_table([other, clean, noisy])
+    # Facts: four for five tests and for four, two for two.
+    assert "| pace-online |  | 2 | 6 of 10 | 60.0% | 75.0% |" in table
+    assert "| pace | dropped, 50% | 1 | 2 of 5 | 40.0% | 50.0% |" in table
+    assert "h2o" not in table
+    assert planner_table([other]) == ""
+
+
+def test_lengths():
+    def turns(tokens: int, late: float, shared: int = 1) -> dict:
+        made = run(stored(0, {"pace": 5}, tokens=tokens, shared=shared), name=str(tokens))
+        count = tokens // 1000
+        made["arms"]["pace"]["turn_s"] = (
+            [9.0] * 50 + [2.0] * 50 + [3.0] * (count - 100 - count // 10) + [late] * (count // 10)
+        )
+        return made
+
+    assert late_over_early(turns(1_000_000, 2.1)["arms"]["pace"]) == 1.05
+    assert late_over_early(turns(1_000_000, 2.1, shared=2)["arms"]["pace"]) is None
+    assert late_over_early(turns(150_000, 2.1)["arms"]["pace"]) is None
+    table = length_table([turns(1_000_000, 2.1), turns(200_000, 3.0)])
+    assert table.index("| fake | 200,000 | 1 |") < table.index(
+        "| fake | 1,000,000 | 1 | 80.0% | 5 of 5 | 1.050 |"
+    )
+    assert length_table([turns(200_000, 3.0)]) == ""
 
 
 def test_no_results(tenure, tmp_path):

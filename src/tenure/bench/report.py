@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tenure.bench.longsession.page import length_table, planner_table, run_section
 from tenure.bench.longsession.plots import draw
 from tenure.bench.longsession.series import Result
 from tenure.errors import ConfigError
@@ -16,8 +17,6 @@ _HEAD = """# Results
 Made from the files in `results/` by `tenure bench report`; do not edit by hand. Every number was measured by the
 commit and on the machine that are named beside it.
 """
-_TOLD = ("pace", "bounded", "foresight", "h2o", "none")
-"""Paired tests are told between these, and of planners against `pace`."""
 
 
 def load(folder: Path) -> tuple[list[Result], list[dict[str, Any]], list[tuple[Path, dict[str, Any]]]]:
@@ -74,7 +73,8 @@ def write(results: Path, page: Path, images: Path) -> list[Path]:
     if runs:
         text.append("## Long sessions\n")
         text += [f"![{title}]({_link(picture, page)})\n" for title, picture in pictures.items()]
-        text += [_run(run) for run in runs]
+        text += [table for table in (length_table(runs), planner_table(runs)) if table]
+        text += [run_section(run, _machine(run), _config(run["config"])) for run in runs]
     for name in sorted({found["bench"] for _, found in others}):
         text.append(f"## {name.capitalize()}\n")
         text += [_other(path, found) for path, found in others if found["bench"] == name]
@@ -100,68 +100,6 @@ def _config(config: Mapping[str, Any]) -> str:
     return ", ".join(
         f"{key} {value:,}" if isinstance(value, int) else f"{key} {value}" for key, value in told.items()
     )
-
-
-def _run(run: Result) -> str:
-    seeds = run["seeds"]
-    lines = [
-        f"### {run['model']}, {run['config']['tokens']:,} tokens: `{run['name']}`\n",
-        f"{len(seeds)} sessions, seeds {_ranges(seeds)}; {_config(run['config'])}. {_machine(run)}\n",
-        "| arm | checks passed | 95 % | of the control | recall | needed tokens resident | rotary gap | K/V "
-        "| s a session |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for name, arm in run["arms"].items():
-        low, high = arm["checks_bootstrap95"] or arm["checks_wilson95"]
-        control, gap = arm["of_control"], arm["rotary_gap"]
-        shared = f" (shared by {arm['time_shared_by']})" if arm["time_shared_by"] > 1 else ""
-        lines.append(
-            f"| {name} | {arm['checks_passed']} of {arm['checks_total']} | {low:.0%} to {high:.0%} "
-            f"| {'' if control is None else f'{control:.0%}'} | {arm['recall']:.1%} | {arm['residency']:.0%} "
-            f"| {'' if gap is None else f'{gap:,.0f}'} | {arm['kv_bytes'] / 1e6:,.1f} MB "
-            f"| {arm['wall_s']:,.0f}{shared} |"
-        )
-    tests = {pair: test for pair, test in run["paired"].items() if _is_told(pair)}
-    if tests:
-        lines += [
-            "",
-            "| pairs of seed and probe | better | worse | tied | p (sign test) |",
-            "|---|---|---|---|---|",
-        ]
-        lines += [
-            f"| {pair.replace('>', ' over ')} | {test['better']} | {test['worse']} | {test['tied']} | {test['p']:.2g} |"
-            for pair, test in tests.items()
-        ]
-    lines += _times(run["arms"])
-    return "\n".join([*lines, ""])
-
-
-def _is_told(pair: str) -> bool:
-    first, second = pair.split(">")
-    return "pace" in (first, second) and ((first in _TOLD and second in _TOLD) or first.startswith("pace-"))
-
-
-def _times(arms: Mapping[str, Any]) -> list[str]:
-    """What separate timing says: reading of PACE over H2O, and late turns over early ones."""
-    lines = []
-    alone = {name: arm for name, arm in arms.items() if arm["time_shared_by"] == 1}
-    if {"pace", "h2o"} <= set(alone):
-        ratio = sum(alone["pace"]["turn_s"]) / sum(alone["h2o"]["turn_s"])
-        lines.append(
-            f"\nReading took PACE {ratio:.3f} times what it took H2O, turn about on the same machine."
-        )
-    return lines
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    """`0-4, 7` for 0, 1, 2, 3, 4, 7."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
 
 
 def _other(path: Path, found: Mapping[str, Any]) -> str:

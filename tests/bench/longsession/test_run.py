@@ -31,15 +31,15 @@ def task(engine):
     return replace(made, probes=tuple(replace(probe, max_tokens=8) for probe in made.probes))
 
 
-def players(engine, task, names: str) -> list[Player]:
+def players(engine, task, names: str, budget: int = SETTINGS.budget) -> list[Player]:
     return [
         Player(
             engine,
             arm,
             task,
-            arm.config(budget=SETTINGS.budget, chunk=SETTINGS.chunk, limit=SETTINGS.limit, seed=0),
+            arm.config(budget=budget, chunk=SETTINGS.chunk, limit=SETTINGS.limit, seed=0),
             told_plan(task, SETTINGS),
-            SETTINGS.budget,
+            budget,
         )
         for arm in chosen(names)
     ]
@@ -243,6 +243,15 @@ def test_retrieval_needs_no_plan(engine, task, monkeypatch):
     play([player], lambda text: None, separate=False)
     assert player.answers[0].residency == 1.0
     assert player.session.planning.counts["fetched"] == 0  # in the probes' forks only
+
+
+def test_a_plan_in_a_message(engine, task):
+    """The agent's own plan is read out of the session's text and steers it like one that was given."""
+    (player,) = players(engine, task, "pace-explicit", budget=1900)  # half of it holds all definitions
+    play([player], lambda text: None, separate=False)
+    assert [answer.residency for answer in player.answers] == [1.0] * 3
+    read = {step.id: step.reads for step in player.session.plan.steps}
+    assert all(read[probe.name] == probe.reads for probe in task.probes)
 
 
 @pytest.mark.parametrize("name", ARMS)

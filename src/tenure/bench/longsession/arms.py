@@ -10,7 +10,7 @@ from tenure.config import SessionConfig
 from tenure.errors import ConfigError
 
 Kind = Literal["session", "control", "text"]
-Told = Literal["nothing", "steps", "plan"]
+Told = Literal["nothing", "steps", "plan", "text"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,8 @@ class Arm:
         name: on the command line and in results.
         about: one line for tables.
         options: fields of ``SessionConfig`` besides budget, chunk and limit.
-        told: the whole ``plan``, its ``steps`` without what they read, or ``nothing``: no steps at all.
+        told: the whole ``plan``; the plan as ``text`` in a message, for planners that read it there; its ``steps``
+            without what they read; or ``nothing``, no steps at all.
         kind: ``session`` reads everything; ``control`` keeps everything of a session that is cut to the control's
             length; ``text`` reads only the newest text that fits the budget, when it is asked.
     """
@@ -72,6 +73,9 @@ _ALL = (
     _session("foresight", "the plan decides", "foresight", "logical", told="plan"),
     _session("bounded", "attention scores decide, positions stay bounded", "h2o", "bounded"),
     _session("pace", "the plan decides, positions stay bounded", "foresight", "bounded", told="plan"),
+    _session("auto", "pins, then the plan, then regions and attention", "auto", "bounded", told="plan"),
+    _pace("pace-explicit", "the agent writes its plan into a message", "explicit", "text"),
+    _pace("pace-online", "no plan: names that came before say what a turn reads", "online", "nothing"),
     _pace("pace-retrieval", "no plan: retrieval finds what a turn reads", "retrieval", "nothing"),
     _pace("pace-backed", "the plan, and retrieval for what it lacks", "retrieval", "plan"),
 )

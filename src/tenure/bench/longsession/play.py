@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -56,7 +57,11 @@ class Player:
         """Queue a turn; False where this arm has nothing to read."""
         if self.arm.kind == "text" or number >= len(self.task.turns):
             return False
-        self.session.queue(self._told(self.task.turns[number]))
+        turn = self._told(self.task.turns[number])
+        if self.arm.told == "text" and number == self.task.first("survey"):
+            written = f"My plan: <plan>{json.dumps(self.plan.to_json()['steps'])}</plan>\n"
+            turn[0] = replace(turn[0], content=written + turn[0].content)
+        self.session.queue(turn)
         return True
 
     def ask(self, probe: Probe) -> Session:

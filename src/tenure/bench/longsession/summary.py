@@ -90,6 +90,7 @@ def _arm(sessions: Sessions, name: str) -> dict[str, Any]:
         "probes_total": len(answers),
         "by_probe": _by_probe(answers),
         "recall": round(statistics.mean(recalls), 4),
+        "recall_by_seed": {str(seed): round(recall(arm), 4) for seed, arm in mine.items()},
         "recall_bootstrap95": _bootstrap(recalls),
         "residency": round(statistics.mean(answer["residency"] for answer in answers), 4),
         "rotary_gap": round(statistics.mean(gaps), 1) if gaps else None,

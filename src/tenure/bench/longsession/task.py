@@ -83,6 +83,10 @@ class Task:
             message.span for turn in self.turns for message in turn if message.role == "tool" and message.span
         )
 
+    def first(self, step: str) -> int:
+        """Number of the first turn of a step."""
+        return next(number for number, turn in enumerate(self.turns) if any(m.step == step for m in turn))
+
     def plan(self) -> Plan:
         """The plan of the session, right and complete: steps in order and what each reads."""
         steps: dict[str, Step] = {}
