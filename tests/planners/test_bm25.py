@@ -61,4 +61,15 @@ def test_words_and_identifiers():
     assert "httpserver2" in words(text)
     assert "http" in words(text)
     assert identifiers(text) == {"FeeRule", "MAX_FEE", "HTTPServer2", "0.25"}
+    assert words("shards Class was MAX_ITEMS") == [
+        "shards",
+        "shard",
+        "class",
+        "was",
+        "max_items",
+        "max_item",
+        "max",
+        "items",
+        "item",
+    ]
     assert words("größe_über 상태값") == ["größe_über", "größe", "über", "상태값"]

@@ -9,11 +9,12 @@ from typing import Any
 from tenure.errors import ConfigError
 from tenure.planners.base import LATER, NOW, Context, Edge, Planner, PlannerError, Proposal
 from tenure.planners.explicit import Explicit
+from tenure.planners.llm import LLM
 from tenure.planners.online import Online
 from tenure.planners.retrieval import Retrieval
 from tenure.planners.turns import Planning
 
-PLANNERS: dict[str, type[Planner]] = {planner.name: planner for planner in (Explicit, Online, Retrieval)}
+PLANNERS: dict[str, type[Planner]] = {planner.name: planner for planner in (Explicit, LLM, Online, Retrieval)}
 
 
 def make_planning(names: str, options: Mapping[str, Any] | None = None) -> Planning:
@@ -54,6 +55,7 @@ def _make(name: str, options: Mapping[str, Any]) -> Planner:
 
 __all__ = [
     "LATER",
+    "LLM",
     "NOW",
     "PLANNERS",
     "Context",

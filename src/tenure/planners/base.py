@@ -163,6 +163,11 @@ class Planner(ABC):
     learns: ClassVar[bool] = False
     """Whether it remembers the documents that come, and would learn the same if they came again."""
 
+    @property
+    def needs_keys(self) -> bool:
+        """Whether averages of the archived keys must be kept."""
+        return False
+
     @abstractmethod
     def propose(self, context: Context) -> Proposal:
         """Edges, new steps and superseded spans, at a turn boundary.

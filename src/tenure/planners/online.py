@@ -97,7 +97,7 @@ class Online(Planner):
 
     def fork(self) -> Self:
         """See the base."""
-        copy = type(self)(self.allowance, self.most, self.rare, self.habit, self.fade, self.supersede)
+        copy = replace(self)
         copy._spans = {span: replace(one, reads=list(one.reads)) for span, one in self._spans.items()}
         copy._names = {name: dict(spans) for name, spans in self._names.items()}
         copy._turns = {span: list(turns) for span, turns in self._turns.items()}

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, Self, get_args
 
 from tenure.errors import ConfigError
 from tenure.planners.base import NOW, Context, Document, Edge, Planner, Proposal, within
 from tenure.planners.bm25 import BM25
 from tenure.planners.corpus import document as cut
+from tenure.planners.keys import KeyArchive, evidence, fused, looked_at, queries, scores
 from tenure.planners.words import words
 
-Scorer = Literal["lexical"]
+Scorer = Literal["lexical", "keys", "both"]
 Terms = Literal["words", "ids"]
 Moment = Literal["reply", "message"]
+
+_ASKING = 128
+"""Newest tokens of the turn whose queries ask."""
 
 Ranking = list[tuple[str, float, str]]
 """Span ids, scores and reasons, best first."""
@@ -25,13 +29,15 @@ class Retrieval(Planner):
     """Promotes the best whole spans for the turn, evicted or not, within an allowance.
 
     Args:
-        scorer: ``lexical`` is BM25 over the words of the spans.
+        scorer: ``lexical`` is BM25 over the words of the spans, ``keys`` the attention that the turn's queries would pay
+            to the spans' keys (costs a forward over the turn's last tokens), ``both`` joins the two by rank.
         terms: what BM25 counts: ``words`` (identifiers whole and in parts) or token ``ids``, which need no text.
         allowance: tokens of all promoted spans; None takes a quarter of the budget.
         most: spans a turn.
         least: share of the best score below which a span is left.
         query: newest tokens of the turn that ask.
         on: ask when a ``reply`` is requested, or with every ``message``.
+        distance: positions between queries and keys for ``keys``, the same for all.
     """
 
     scorer: Scorer = "lexical"
@@ -41,6 +47,7 @@ class Retrieval(Planner):
     least: float = 0.1
     query: int = 1024
     on: Moment = "reply"
+    distance: int = 256
     name: ClassVar[str] = "retrieval"
     needs_archive: ClassVar[bool] = True
     learns: ClassVar[bool] = True
@@ -55,7 +62,7 @@ class Retrieval(Planner):
                     option=f"planner retrieval, {option}",
                     way_out=f"Give one of {', '.join(get_args(known))}",
                 )
-        for option in ("allowance", "most", "query"):
+        for option in ("allowance", "most", "query", "distance"):
             value = getattr(self, option)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ConfigError(
@@ -90,7 +97,7 @@ class Retrieval(Planner):
 
     def fork(self) -> Self:
         """See the base."""
-        copy = type(self)(self.scorer, self.terms, self.allowance, self.most, self.least, self.query, self.on)
+        copy = replace(self)
         copy._index = self._index.fork()
         return copy
 
@@ -106,8 +113,42 @@ class Retrieval(Planner):
         special = set(getattr(context.engine.tokenizer, "all_special_ids", ()))
         return [token for token in document.ids if token not in special]
 
+    @property
+    def needs_keys(self) -> bool:
+        """Whether averages of keys must be kept."""
+        return self.scorer != "lexical"
+
     def _ranking(self, context: Context) -> Ranking:
-        return self._lexical(context)
+        rankings = []
+        if self.scorer != "keys":
+            rankings.append(self._lexical(context))
+        if self.scorer != "lexical":
+            rankings.append(self._by_keys(context))
+        if len(rankings) == 1:
+            return rankings[0]
+        whys: dict[str, list[str]] = {}
+        for ranking in rankings:
+            for span, _, why in ranking:
+                whys.setdefault(span, []).append(why)
+        joined = fused(*([span for span, _, _ in ranking] for ranking in rankings))
+        return [(span, score, "; ".join(whys[span])) for span, score in joined.items()]
+
+    def _by_keys(self, context: Context) -> Ranking:
+        archive, memory = context.memory.archive, context.memory
+        if not isinstance(archive, KeyArchive):
+            return []
+        fresh = {document.id for document in context.new}
+        archive.need(span.id for span in memory.ledger.spans if context.residents[span.id] < 1)
+        spans = {span: one for span, one in archive.means.items() if span not in fresh}
+        sinks = min(memory.config.sinks, len(memory.ids))
+        asked = [token for one in newest(context.new, _ASKING, context) for token in one.ids]
+        if not spans or not asked or not sinks:
+            return []
+        found = queries(context.engine, [*memory.ids[:sinks], *asked], len(asked))
+        raw = memory.rows.raw[looked_at(context.engine.layout.layers), :, :sinks]
+        scored = scores(context.engine, found, spans, raw, distance=self.distance)
+        ranked = sorted(scored.items(), key=lambda item: -item[1])[: 4 * self.most]
+        return [(span, score, evidence(score)) for span, score in ranked]
 
     def _lexical(self, context: Context) -> Ranking:
         asked: list[Hashable] = []

@@ -18,6 +18,7 @@ import psutil
 from tenure.errors import TenureError
 from tenure.planners.base import LATER, NOW, Context, Edge, Planner, Proposal
 from tenure.planners.corpus import Corpus, document
+from tenure.planners.keys import KeyArchive
 from tenure.references import contents, settle
 from tenure.steps import Step
 from tenure.tiers.archive import SpanArchive
@@ -70,6 +71,8 @@ class Planning:
             most = min(_HOST, psutil.virtual_memory().available // 4)
             host = TierSpec(kind="host", capacity=most)
             archive = SpanArchive(TierStack([host], engine.fingerprint.digest))
+        if archive is not None and any(planner.needs_keys for planner in self.planners):
+            archive = KeyArchive(archive)
         return archive
 
     # -- boundaries ------------------------------------------------------------------------------

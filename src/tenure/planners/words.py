@@ -15,14 +15,20 @@ def bare(text: str) -> str:
 
 
 def words(text: str) -> list[str]:
-    """Lower-case words in order; ``FeeRule`` and ``fee_rule`` give ``fee`` and ``rule`` after themselves."""
+    """Lower-case words in order; ``FeeRule`` and ``fee_rule`` give ``fee`` and ``rule`` after themselves.
+
+    A word that ends in a single ``s`` gives itself without it, too: enough for plurals and verbs, and for no language
+    more than a useless term.
+    """
     found = []
     for match in _WORD.finditer(text):
         word = match.group()
-        found.append(word.lower())
         parts = _parts(word)
-        if len(parts) > 1:
-            found += [part.lower() for part in parts if len(part) > 1]
+        for one in (word, *(part for part in parts if len(parts) > 1 and len(part) > 1)):
+            low = one.lower()
+            found.append(low)
+            if len(low) > 3 and low.endswith("s") and not low.endswith("ss"):
+                found.append(low[:-1])
     return found
 
 

@@ -1,0 +1,145 @@
+"""LLM: the session's model under a grammar, and another one behind a real HTTP endpoint."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from tenure import Plan, Step
+from tenure.errors import ConfigError
+from tenure.planners import LLM
+from tests.chats import chat_session, encode, tokenizer, user
+from tests.oracles import Script, check_ledger, state_of
+from tests.planners.chats import OPTIONS, drowned
+
+
+def test_the_session_s_model_names_spans_and_steps_of_the_list(engines, monkeypatch):
+    pytest.importorskip("llguidance")
+    schema = LLM._schema
+
+    def at_least_one(self, listed, steps):
+        made = schema(self, listed, steps)
+        made["properties"]["edges"]["minItems"] = 1
+        return made
+
+    monkeypatch.setattr(LLM, "_schema", at_least_one)  # a random model would rather name nothing
+    options = {"spans": 6, "words": 3, "most": 2}
+    session = drowned(engines, planner="llm", planner_options=options, plan=Plan([Step("fix")]))
+    twin = drowned(engines, plan=Plan([Step("fix")]))
+    session.queue(user("What is MAX_SHARDS?", span="q"), reply=True)
+    stats = session.stats().planner
+    assert stats["counts"]["llm.proposed"] > 0
+    assert stats["problem"] is None or "does not fit" in stats["problem"]
+    for edge in session.planning.edges:
+        assert edge.span in session.memory.ledger.spans
+        assert edge.step in ("fix", "now")
+        assert edge.why == "named by tiny-qwen2"
+    # The fork that was asked has left no trace.
+    twin.queue(user("What is MAX_SHARDS?", span="q"), reply=True)
+    assert session.memory.ids == twin.memory.ids
+    assert state_of(session)["backlog"] == state_of(twin)["backlog"]
+    check_ledger(session)
+
+
+def test_what_the_session_s_model_says_is_entered(engines, monkeypatch):
+    pytest.importorskip("llguidance")
+    session = drowned(engines, planner="llm", plan=Plan([Step("fix")]))
+    answer = {"edges": [{"span": "rule", "step": "now"}, {"span": "codes", "step": "fix"}]}
+    script = [*encode("chatml", json.dumps(answer)), tokenizer("chatml").eos_token_id]
+    Script(script).install(monkeypatch)
+    session.queue(user("What now?"), reply=True)
+    assert session.plan.turn.spans == ("rule",)
+    assert session.plan["fix"].spans == ("codes",)
+    assert session.explain("rule").resident == 1.0
+
+
+class Endpoint(BaseHTTPRequestHandler):
+    """Answers as it is told to, and keeps what it was asked."""
+
+    answers: tuple[int, object] = (200, "")
+    asked: list[dict] = []  # noqa: RUF012
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        type(self).asked.append({"path": self.path, "key": self.headers["Authorization"], **body})
+        status, content = self.answers
+        data = json.dumps(
+            {"choices": [{"message": {"content": content}}]} if status == 200 else content
+        ).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *args: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def endpoint():
+    pytest.importorskip("httpx")
+    Endpoint.asked.clear()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/v1"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_another_model_is_asked_by_url(engines, endpoint, monkeypatch):
+    monkeypatch.setenv("SOME_KEY", "secret")
+    options = {"url": endpoint, "model": "big", "key": "SOME_KEY"}
+    session = drowned(engines, planner="llm", planner_options=options)
+    Endpoint.answers = (
+        200,
+        json.dumps({"edges": [{"span": "rule", "step": "now"}, {"span": "made up", "step": "now"}, 3]}),
+    )
+    session.queue(user("Round it, please."), reply=True)
+    assert session.plan.turn.spans == ("rule",)
+    assert session.explain("rule").edges[0].why == "named by big"
+    asked = Endpoint.asked[0]
+    assert asked["path"] == "/v1/chat/completions"
+    assert asked["key"] == "Bearer secret"
+    assert "- rule (user): class FeeRule rounds" in asked["messages"][0]["content"]
+    assert "- now: Round it, please." in asked["messages"][0]["content"]
+    edge = asked["response_format"]["json_schema"]["schema"]["properties"]["edges"]["items"]["properties"]
+    assert "rule" in edge["span"]["enum"]
+    assert edge["step"]["enum"] == ["now"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ((500, "broken"), "500"),
+        ((200, "no json"), "not the JSON that was asked for"),
+        ((200, "[]"), "no list of edges"),
+        ((200, '{"edges": 3}'), "no list of edges"),
+    ],
+)
+def test_an_endpoint_that_fails_costs_a_note(engines, endpoint, answer, words):
+    session = drowned(engines, planner="llm", planner_options={"url": endpoint})
+    Endpoint.answers = answer
+    session.ask(user("Round it, please."), max_tokens=2)
+    assert session.plan.turn is None
+    assert words in session.stats().planner["problem"]
+    check_ledger(session)
+
+
+def test_an_endpoint_that_is_not_there_costs_a_note(engines):
+    pytest.importorskip("httpx")
+    session = drowned(engines, planner="llm", planner_options={"url": "http://127.0.0.1:9/v1", "timeout": 1})
+    session.ask(user("Round it, please."), max_tokens=2)
+    assert "no usable answer" in session.stats().planner["problem"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"), [({"every": 0}, "every: 0 is too small"), ({"on": "x"}, "on: 'x' is not known")]
+)
+def test_bad_options(engines, options, words):
+    with pytest.raises(ConfigError, match=words):
+        chat_session(engines, **OPTIONS, planner="llm", planner_options=options)
