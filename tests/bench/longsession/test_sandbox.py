@@ -18,6 +18,7 @@ def outcome(code: str, *tests: str) -> list[bool]:
 def test_blocks():
     assert code_blocks("Here:\n```python\na = 1\n```\nand\n```\nb = 2\n```") == ["a = 1\n", "b = 2\n"]
     assert code_blocks("```python\na = 1\nb =") == ["a = 1\nb ="]
+    assert code_blocks("```python\na = 1\n```\n```python\na =") == ["a = 1\n"]
     assert code_blocks("a = 1") == ["a = 1"]
     assert code_blocks("```bash\nls\n```") == []
 

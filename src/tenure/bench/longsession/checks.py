@@ -25,7 +25,7 @@ class Checks:
     tests: tuple[str, ...]
 
 
-_IMPORTS = "from dataclasses import dataclass, field\nimport decimal\nfrom decimal import *\n"
+_IMPORTS = "import decimal\nfrom decimal import *\n"
 
 
 def fee_of(facts: Facts, amount: Decimal) -> Decimal:

@@ -125,7 +125,7 @@ def definitions(facts: Facts) -> dict[str, str]:
 def solution(facts: Facts) -> dict[str, str]:
     """Right answers by probe; hidden tests take missing parts from them, and the tests of the tests all of them."""
     f = facts
-    head = "from dataclasses import dataclass\nfrom decimal import *\n\n"
+    head = "from decimal import *\n\n"
     fees = f"{_constants(f)}\n{_fee_for(f)}\n"
     return {
         "fee_for": head + fees,
@@ -137,8 +137,9 @@ def solution(facts: Facts) -> dict[str, str]:
 
 def _record(f: Facts) -> str:
     return (
-        f"@dataclass\nclass {f.record}:\n    {f.reference}: str\n    {f.amount}: Decimal\n"
-        f'    {f.mark}: str = "{f.initial}"\n'
+        f"class {f.record}:\n"
+        f'    def __init__(self, {f.reference}, {f.amount}, {f.mark}="{f.initial}"):\n'
+        + "".join(f"        self.{name} = {name}\n" for name in (f.reference, f.amount, f.mark))
     )
 
 

@@ -22,17 +22,22 @@ SECONDS = 10
 """Wall time of one answer's tests."""
 
 _CHILD = Path(__file__).with_name("child.py")
-_FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)(^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 
 
 def code_blocks(answer: str) -> list[str]:
-    """The Python of an answer: its fenced blocks, a last one that is not closed too; all of it without any fence."""
+    """The Python of an answer: its fenced blocks; all of it without any fence.
+
+    A last block that is not closed was cut by the limit. It counts only where there is no other: a model that begins
+    to repeat itself would replace what it has written by half of it.
+    """
     found = [
-        body
-        for language, body in _FENCE.findall(answer)
+        (body, bool(end))
+        for language, body, end in _FENCE.findall(answer)
         if language.lower() in ("", "python", "py", "python3")
     ]
-    return found or ([] if "```" in answer else [answer])
+    closed = [body for body, whole in found if whole]
+    return closed or [body for body, _ in found] or ([] if "```" in answer else [answer])
 
 
 def run_checks(answer: str, checks: Checks) -> list[bool]:

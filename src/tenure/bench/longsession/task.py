@@ -17,7 +17,7 @@ from tenure.transcript import Transcript
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-VERSION = 3
+VERSION = 4
 """Of wording, tests and filler; results of different versions are never put together."""
 
 SYSTEM = (
