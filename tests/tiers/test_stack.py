@@ -162,7 +162,8 @@ def test_reading_ahead_brings_it_into_host_memory(stack):
     assert counts(one)["prefetched"] == 2
 
 
-def test_a_store_that_stalls_costs_one_time_out_and_a_warning(stack, monkeypatch, caplog):
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_store_that_stalls_costs_one_time_out_and_a_warning(stack, monkeypatch, caplog, ahead):
     one = stack(host=1, disk=9, timeout=0.2)
     for seed in range(5):
         one.put(str(seed), record(seed=seed))
@@ -172,6 +173,8 @@ def test_a_store_that_stalls_costs_one_time_out_and_a_warning(stack, monkeypatch
     monkeypatch.setattr(one.stores[0].tier, "read", lambda key: (go.wait(20), real(key))[1])
     with caplog.at_level(logging.WARNING, "tenure.tiers"):
         start = time.monotonic()
+        if ahead:
+            one.prefetch(map(str, range(4)))
         assert [one.get(str(seed)) for seed in range(4)] == [None] * 4
         assert 0.2 <= time.monotonic() - start < 0.4, "the others are not even asked"
         assert [entry.levelname for entry in caplog.records] == ["WARNING"]
@@ -180,6 +183,10 @@ def test_a_store_that_stalls_costs_one_time_out_and_a_warning(stack, monkeypatch
     one.put("5", record(seed=5))
     assert time.monotonic() - start < 0.1
     go.set()
+    for _ in range(500):
+        if not one._coming:
+            break
+        time.sleep(0.01)
     one.stores[0].breaker._until = 0.0  # the rest is over
     assert same(one.get("3"), record(seed=3))
 

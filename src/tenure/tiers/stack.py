@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as TimeOut
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from tenure.errors import ConfigError
 from tenure.tiers.base import Counters, Tier
@@ -30,6 +30,14 @@ from tenure.tiers.valkey import ValkeyTier
 
 _ON_THE_WAY = 256 << 20
 """Bytes that may wait to be written; a store that is slower than the session loses what is over it."""
+
+
+class _Coming(NamedTuple):
+    """A read under way, the first store that it asks, and when it was begun."""
+
+    future: Future[SpanRecord | None]
+    store: Store
+    asked: float
 
 
 class TierStack:
@@ -48,7 +56,7 @@ class TierStack:
         self._lock = threading.Lock()
         self._leaving: dict[str, SpanRecord] = {}
         """Records that left host memory and are not written yet."""
-        self._coming: dict[str, Future[SpanRecord | None]] = {}
+        self._coming: dict[str, _Coming] = {}
         self._holders: Counter[str] = Counter()
         """How many archives know a key."""
         self._moving: dict[str, bool] = {}
@@ -83,16 +91,7 @@ class TierStack:
             return record
         coming = self._fetch(key)
         if coming is not None:
-            start = time.monotonic()
-            try:
-                record = coming.result(self._patience)
-            except TimeOut:
-                self.counters.add("timeouts")
-                for store in self.stores:
-                    if store.tier.has(key):
-                        store.breaker.failed("time-out")
-                        break
-            self.counters.add("waited ms", round(1e3 * (time.monotonic() - start)))
+            record = self._wait(coming)
         self.counters.add("misses" if record is None else "hits")
         return record
 
@@ -198,10 +197,6 @@ class TierStack:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    @property
-    def _patience(self) -> float:
-        return max((store.tier.spec.timeout for store in self.stores), default=0.0)
-
     def _here(self, key: str) -> SpanRecord | None:
         with self._lock:
             leaving = self._leaving.get(key)
@@ -270,7 +265,21 @@ class TierStack:
                 for store in self.stores:
                     store.delete([key])
 
-    def _fetch(self, key: str) -> Future[SpanRecord | None] | None:
+    def _wait(self, coming: _Coming) -> SpanRecord | None:
+        """What comes, within the store's time-out since it was asked for: several reads wait at the same time."""
+        start = time.monotonic()
+        left = coming.asked + coming.store.tier.spec.timeout - start
+        try:
+            return coming.future.result(0 if coming.store.breaker.resting else max(0.0, left))
+        except TimeOut:
+            self.counters.add("timeouts")
+            if not coming.store.breaker.resting:
+                coming.store.breaker.failed("time-out")
+            return None
+        finally:
+            self.counters.add("waited ms", round(1e3 * (time.monotonic() - start)))
+
+    def _fetch(self, key: str) -> _Coming | None:
         """The read of a record, under way or new; None where no store can have it."""
         with self._lock:
             coming = self._coming.get(key)
@@ -279,12 +288,13 @@ class TierStack:
         first = next((store for store in self.stores if store.tier.has(key)), None)
         if first is None or first.breaker.resting:
             return None
-        new = first.reading(partial(self._read, key))
-        if new is None:
+        future = first.reading(partial(self._read, key))
+        if future is None:
             return None
+        new = _Coming(future, first, time.monotonic())
         with self._lock:
             self._coming[key] = new
-        new.add_done_callback(lambda _: self._arrived(key))
+        future.add_done_callback(lambda _: self._arrived(key))
         return new
 
     def _arrived(self, key: str) -> None:
