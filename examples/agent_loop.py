@@ -25,6 +25,7 @@ TOOLS = [
                 "type": "object",
                 "properties": {"day": {"type": "integer", "minimum": 1, "maximum": 30}},
                 "required": ["day"],
+                "additionalProperties": False,
             },
         },
     }
@@ -33,7 +34,9 @@ TOOLS = [
 
 def read_log(day: int) -> str:
     """The tool: a long text of which little matters."""
-    lines = [f"day {day} {hour:02}:{minute:02} INFO shard check passed" for hour in range(8) for minute in (0, 30)]
+    lines = [
+        f"day {day} {hour:02}:{minute:02} INFO shard check passed" for hour in range(8) for minute in (0, 30)
+    ]
     lines.insert(9, f"day {day} 04:10 WARN {40 + day} shards are open")
     return "\n".join(lines)
 
@@ -56,7 +59,7 @@ def main() -> None:
 
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": "You watch a cluster. Be brief.", "pin": True},
-        {"role": "user", "content": "Remember: the shard limit is 48.", "span": "limit", "step": "watch"},
+        {"role": "user", "content": "Remember: the shard limit is 48.", "span": "limit", "pin": True},
     ]
 
     def ask(**fields: Any) -> Any:

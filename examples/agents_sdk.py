@@ -1,8 +1,8 @@
 """An agent of the OpenAI Agents SDK on a Tenure server.
 
-    pip install openai-agents
-    tenure serve --model qwen2.5-coder-0.5b --budget 1024
-    python examples/agents_sdk.py
+pip install openai-agents
+tenure serve --model qwen2.5-coder-0.5b --budget 1024
+python examples/agents_sdk.py
 """
 
 from __future__ import annotations

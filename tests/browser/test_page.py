@@ -311,6 +311,20 @@ def test_keys_are_asked_for_and_kept_apart(chromium, tmp_path):
         context.close()
 
 
+def test_a_parked_session_can_be_brought_back(chromium, live, session):
+    assert httpx.post(f"{live.url}/v1/sessions/{session[0]}/park").status_code == 200
+    context = chromium.new_context()
+    page = context.new_page()
+    page.set_default_timeout(10_000)
+    page.goto(f"{live.url}/#{session[0]}")
+    page.get_by_text("The session is parked").wait_for()
+    assert "parked" in page.locator("#sessions").inner_text()
+    page.get_by_role("button", name="Bring it back").click()
+    page.locator(".tile").first.wait_for()
+    assert page.locator("#canvas").is_visible()
+    context.close()
+
+
 def test_without_a_session_the_page_says_how_to_begin(chromium):
     with serving() as live, opened(chromium, live, name="empty") as page:
         page.get_by_role("heading", name="No session yet").wait_for()

@@ -112,7 +112,9 @@ class Guard:
                 seconds=seconds,
             )
         )
-        _log.info("%s %s %d %.3fs", scope["method"], route, status, seconds)
+        # The page and probes look every second; what they do is news only where it fails.
+        level = logging.DEBUG if scope["method"] == "GET" and status < 400 else logging.INFO
+        _log.log(level, "%s %s %d %.3fs", scope["method"], route, status, seconds)
 
 
 def _again(body: bytes, receive: Receive) -> Receive:

@@ -3,9 +3,10 @@
 const STORE = "tenure.key";
 
 export class Refused extends Error {
-  constructor(status, message) {
+  constructor(status, message, code) {
     super(message);
     this.status = status;
+    this.code = code;
   }
 }
 
@@ -29,17 +30,18 @@ export function setKey(value) {
   }
 }
 
-/** GET as JSON. Throws Refused for an answer that is an error, and TypeError where there is no answer. */
-export async function get(path, query = {}) {
+/** GET, or another method, as JSON. Throws Refused for an answer that is an error, and TypeError where there is no answer. */
+export async function get(path, query = {}, method = "GET") {
   const search = new URLSearchParams(Object.entries(query).filter(([, value]) => value !== null));
   const headers = key() ? {Authorization: `Bearer ${key()}`} : {};
   const reply = await fetch(`${path}${search.size ? `?${search}` : ""}`, {
+    method,
     headers,
     cache: "no-cache",
     signal: AbortSignal.timeout(15000),
   });
   const body = await reply.json().catch(() => ({}));
-  if (!reply.ok) throw new Refused(reply.status, body.error?.message ?? `status ${reply.status}`);
+  if (!reply.ok) throw new Refused(reply.status, body.error?.message ?? `status ${reply.status}`, body.error?.code);
   return body;
 }
 
@@ -48,4 +50,5 @@ const named = (id) => encodeURIComponent(id);
 export const models = () => get("v1/models");
 export const sessions = () => get("v1/sessions");
 export const memory = (id, query) => get(`v1/sessions/${named(id)}/memory`, query);
+export const restore = (id) => get(`v1/sessions/${named(id)}/restore`, {}, "POST");
 export const explain = (id, span) => get(`v1/sessions/${named(id)}/explain`, {span});

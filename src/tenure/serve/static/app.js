@@ -89,7 +89,7 @@ async function look(id) {
     view = await api.memory(id, {start, stop: ends ? null : stop});
   } catch (error) {
     if (error.status !== 404 && error.status !== 409) throw error;
-    if (id === state.current) without(error.message); // deleted since it was listed, or parked
+    if (id === state.current) without(error); // deleted since it was listed, or parked
     return;
   }
   if (id !== state.current) return;
@@ -182,11 +182,12 @@ function show(whole) {
 const redraw = () => state.view && show(timeline.whole);
 
 /** The session that is picked cannot be shown now. */
-function without(why) {
+function without(error) {
   byId("session").hidden = true;
   byId("empty").hidden = false;
   byId("empty-title").textContent = shown(state.current);
-  byId("empty-text").textContent = why;
+  byId("empty-text").textContent = error.message;
+  byId("restore").hidden = error.code !== "session_parked";
   byId("empty-code").textContent = "";
 }
 
@@ -201,6 +202,7 @@ function showList() {
   if (!state.list.length) {
     byId("session").hidden = true;
     byId("empty").hidden = false;
+    byId("restore").hidden = true;
     byId("empty-title").textContent = "No session yet";
     byId("empty-text").textContent = "Point an OpenAI client at this server; what it says shows up here.";
     byId("empty-code").textContent =
@@ -296,6 +298,16 @@ byId("ask-forget").addEventListener("click", () => {
 });
 byId("ask").addEventListener("close", () => api.key() && poll());
 byId("key").addEventListener("click", () => askKey(null));
+byId("restore").addEventListener("click", async () => {
+  byId("restore").disabled = true;
+  try {
+    await api.restore(state.current);
+  } catch (error) {
+    byId("empty-text").textContent = error.message;
+  }
+  byId("restore").disabled = false;
+  poll();
+});
 byId("close").addEventListener("click", () => {
   select(null);
   byId("canvas").focus();
