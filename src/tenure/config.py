@@ -83,6 +83,9 @@ class SessionConfig:
         granularity: one kept set for the whole session, or one a layer; None leaves it to the policy.
         planner: who finds out what a turn reads, besides the plan: names of planners, joined by ``+``; None for nobody.
         planner_options: fields of the planner; of several planners, by the planner's name.
+        compress: method that compresses what is older than the last turn, except pins and what the plan reads; None
+            leaves it to eviction.
+        compress_ratio: tokens for each entry that stands for them.
     """
 
     budget: int | None = 2048
@@ -98,6 +101,8 @@ class SessionConfig:
     granularity: Granularity | None = None
     planner: str | None = None
     planner_options: Mapping[str, Any] = field(default_factory=dict)
+    compress: str | None = None
+    compress_ratio: float = 4.0
 
     def __post_init__(self) -> None:
         _one_of("pins", self.pins, ("refuse", "demote", "spill"))
@@ -112,6 +117,10 @@ class SessionConfig:
                 raise ConfigError(
                     f"{getattr(self, name)} is too small", option=name, way_out=f"Give at least {low}"
                 )
+        if not isinstance(self.compress_ratio, int | float) or not self.compress_ratio >= 1:
+            raise ConfigError(
+                f"{self.compress_ratio!r} is no ratio", option="compress_ratio", way_out="Give 1 or more"
+            )
         if self.budget is None:
             if self.policy != "full":
                 raise ConfigError(
@@ -164,7 +173,7 @@ class SessionConfig:
         known = {item.name: item for item in fields(cls)}
         for name in known:
             if (text := env.get(f"TENURE_{name.upper()}")) is not None and name not in _TABLES:
-                values[name] = _number(name, text) if name in _NUMBERS else text
+                values[name] = _read(name, text)
         values.update({name: value for name, value in overrides.items() if value is not None})
         if unknown := sorted(set(values) - set(known)):
             raise ConfigError(
@@ -196,11 +205,15 @@ def read_table(path: Path, name: str) -> dict[str, Any]:
     return table
 
 
-def _number(name: str, text: str) -> int:
+def _read(name: str, text: str) -> int | float | str:
+    """A value of the environment."""
+    if name not in _NUMBERS and name != "compress_ratio":
+        return text
+    kind, what = (int, "a whole number") if name in _NUMBERS else (float, "a number")
     try:
-        return int(text)
+        return kind(text)
     except ValueError as error:
-        raise ConfigError(f"{text!r} is not a whole number", option=f"TENURE_{name.upper()}") from error
+        raise ConfigError(f"{text!r} is not {what}", option=f"TENURE_{name.upper()}") from error
 
 
 def _whole(option: str, value: object, *, optional: bool = False) -> None:

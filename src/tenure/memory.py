@@ -22,6 +22,7 @@ from tenure.cache.attend import Work
 from tenure.cache.ragged import RaggedSegment
 from tenure.cache.rows import CosSin, Layout, RowSegment
 from tenure.capture import Capture
+from tenure.compress.late import Late
 from tenure.config import SessionConfig
 from tenure.errors import ConfigError, IntegrityError
 from tenure.frozen import Frozen
@@ -93,6 +94,7 @@ class Memory:
         )
         self.frozen = Frozen()
         """What was compressed; its slots are part of the budget."""
+        self.late = Late(config.compress, config.compress_ratio) if config.compress else None
         self.aging = Aging(RegionTable(config.regions), device.layout.device)
         self._capture = None if archive is None else Capture(archive)
         self._backlog: deque[_Waiting] = deque()
@@ -213,6 +215,7 @@ class Memory:
             frozen=self.frozen.segments,
             statistics=self.policy.statistics,
             groups=self.ledger.groups,
+            watch=None if self.late is None else self.late.watch(self.ledger.length, count),
         )
 
     def commit(self, work: Work, *, decoding: bool) -> None:
@@ -491,6 +494,7 @@ class Memory:
         copy.ledger = self.ledger.clone()
         copy.rows = self.rows.clone(copy.ledger.position)
         copy.aging = self.aging.fork()
+        copy.late = None if self.late is None else self.late.fork()
         copy._capture = None if self._capture is None else self._capture.fork()
         spans = {span.id: span for span in copy.ledger.spans}
         for item in self._backlog:

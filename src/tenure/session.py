@@ -130,6 +130,8 @@ class Session:
         pieces = marked(opened, self.memory.aging.table)
         check_reads(self.memory, parsed)
         self._check(pieces)  # last: it may let an older pin give way
+        if self.memory.late is not None:
+            self.memory.late.begin(self)
         places = places_of(pieces, len(self.memory.ids) + self.memory.waiting, before, transcript.snapshot())
         with uninterrupted():
             spans = self._enqueue(pieces, parsed, transcript, places)
@@ -158,6 +160,8 @@ class Session:
     def adopt(self, whole: conversation.Conversation) -> int:
         """Like :meth:`sync` with a conversation that was rendered before; the tokens wait for the next step."""
         self._idle()
+        if self.memory.late is not None:
+            self.memory.late.begin(self)
         return conversation.adopt(self, whole)
 
     def _enqueue(

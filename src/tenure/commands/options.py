@@ -148,6 +148,12 @@ class MemoryOptions:
     granularity: Annotated[
         str | None, _memory("One kept set for the whole session, or one a layer: session or layer.")
     ] = None
+    compress: Annotated[
+        str | None, _memory("Compress what is older than the last turn by this method, such as gracekv.")
+    ] = None
+    compress_ratio: Annotated[
+        float | None, _memory(f"Tokens for each compressed entry ({SessionConfig.compress_ratio}).")
+    ] = None
     config: Annotated[
         Path | None,
         _memory("TOML file with tables [engine] and [session]; other options win.".replace("[", r"\[")),
@@ -169,6 +175,10 @@ class MemoryOptions:
             given["policy_options"] = dict(map(_key_value, self.policy_option))
         config = SessionConfig.load(self.config, **given)
         make_policy(config.policy, config.policy_options)
+        if config.compress is not None:
+            from tenure.compress import make_compressor
+
+            make_compressor(config.compress)
         return config
 
 

@@ -89,6 +89,11 @@ class Recorder:
         self._raw: list[Tensor] = []
         self._lse: list[Tensor] = []
 
+    @property
+    def count(self) -> int:
+        """Queries that were kept."""
+        return self._raw[0].shape[1] if self._raw else 0
+
     def __call__(self, layer: int, q: Tensor, lse: Tensor) -> None:
         """See :data:`~tenure.cache.attend.Watch`."""
         self._raw.append(q[:, self._first :].clone())

@@ -1,0 +1,206 @@
+"""One prompt under many methods and ratios: read once, then forked, compressed and asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tenure.bench.ruler.tasks import Prompt, encode, prose
+from tenure.compress import make_compressor
+from tenure.compress.base import Compressor, Context, Scorer
+
+if TYPE_CHECKING:
+    from tenure.engine import Engine
+    from tenure.session import Session
+
+RATIOS = (1.33, 2.0, 3.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
+MODES = ("agnostic", "aware")
+CONTINUATION = 256
+"""Tokens of real text that a continuation is compared over."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A method with options under a name, such as ``gracekv`` or ``gracekv:floor=0``."""
+
+    name: str
+    method: str
+    options: dict[str, Any]
+
+    @classmethod
+    def parse(cls, text: str) -> Variant:
+        """From ``method`` or ``method:option=value,option=value``; values are JSON, or text."""
+        import json
+
+        method, _, rest = text.partition(":")
+        options: dict[str, Any] = {}
+        for pair in filter(None, rest.split(",")):
+            key, _, value = pair.partition("=")
+            try:
+                options[key] = json.loads(value)
+            except json.JSONDecodeError:
+                options[key] = value
+        make_compressor(method, options)
+        return cls(text, method, options)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A context that was read."""
+
+    session: Session
+    seconds: float
+    question: list[int]
+
+
+def read(engine: Engine, before: Sequence[int], question: Sequence[int]) -> Reading:
+    """Read a context into a session without a budget."""
+    session = engine.session(policy="full", chunk=2048)
+    started = time.perf_counter()
+    session.append_ids(before)
+    return Reading(session, time.perf_counter() - started, list(question))
+
+
+class _Scored(Exception):  # noqa: N818
+    pass
+
+
+class Grid:
+    """All compressions of one reading, with what a method has scored once used for every ratio.
+
+    Args:
+        reading: the context.
+        mode: ``aware`` compressors know the question.
+    """
+
+    def __init__(self, reading: Reading, mode: str) -> None:
+        self._reading = reading
+        self._question = reading.question if mode == "aware" else None
+        self._scores: dict[str, tuple[Callable[[Context], Tensor], float]] = {}
+
+    def compressed(self, variant: Variant, ratio: float) -> tuple[Session, float]:
+        """A fork, compressed, and the seconds that this would take alone."""
+        fork = self._reading.session.fork()
+        method = make_compressor(variant.method, variant.options)
+        spent = 0.0
+        if isinstance(method, Scorer):
+            if variant.name not in self._scores:
+                self._scores[variant.name] = self._score(method)
+            score, spent = self._scores[variant.name]
+            object.__setattr__(method, "score", score)
+        done = fork.compress(ratio=ratio, method=method, question=self._question)
+        return fork, spent + done.seconds
+
+    def _score(self, method: Compressor) -> tuple[Callable[[Context], Tensor], float]:
+        """The scores of all tokens, to look up those of any choice of them."""
+        found: list[tuple[Tensor, Tensor, dict[str, Tensor]]] = []
+        original = method.score  # type: ignore[attr-defined]
+
+        def keep(context: Context) -> Tensor:
+            found.append((original(context), context.logical[0], context.notes))
+            raise _Scored
+
+        object.__setattr__(method, "score", keep)
+        started = time.perf_counter()
+        with suppress(_Scored):
+            self._reading.session.fork().compress(ratio=2.0, method=method, question=self._question, recent=0)
+        seconds = time.perf_counter() - started
+        score, logical, notes = found[0]
+
+        def known(context: Context) -> Tensor:
+            context.notes.update(notes)
+            return score[:, :, torch.searchsorted(logical, context.logical[0])]
+
+        return known, seconds
+
+
+def answer(session: Session, question: Sequence[int], most: int) -> list[int]:
+    """Greedy tokens behind a question; the session goes on with them."""
+    logits = session.feed(list(question))[-1]
+    written: list[int] = []
+    stops = session.stop_ids
+    while len(written) < most:
+        best = int(logits.argmax())
+        if best in stops:
+            break
+        written.append(best)
+        logits = session.feed([best])[-1]
+    return written
+
+
+def ask(
+    engine: Engine, prompt: Prompt, variants: Sequence[Variant], ratios: Sequence[float], modes: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """Cells of one prompt, the full cache first."""
+    reading = read(engine, *encode(engine.tokenizer, prompt))
+    tokens = len(reading.session)
+
+    def cell(session: Session, method: str, mode: str, ratio: float, build: float) -> dict[str, Any]:
+        used = session.stats().kv_bytes
+        started = time.perf_counter()
+        reply = engine.tokenizer.decode(answer(session, reading.question, prompt.most))
+        return {
+            "method": method,
+            "mode": mode,
+            "ratio": ratio,
+            "score": prompt.score(reply),
+            "kv_bytes": used,
+            "build_s": build,
+            "prefill_s": reading.seconds,
+            "answer_s": time.perf_counter() - started,
+            "context_tokens": tokens,
+            "reply": reply,
+        }
+
+    yield cell(reading.session.fork(), "full", "any", 1.0, 0.0)
+    for mode in modes:
+        grid = Grid(reading, mode)
+        for variant in variants:
+            for ratio in ratios:
+                fork, build = grid.compressed(variant, ratio)
+                yield cell(fork, variant.name, mode, ratio, build)
+
+
+def go_on(
+    engine: Engine, seed: int, tokens: int, variants: Sequence[Variant], ratios: Sequence[float]
+) -> Iterator[dict[str, Any]]:
+    """Cells of a continuation: how near the compressed cache's distributions stay to the full one's on real text.
+
+    ``score`` is the share of the next 256 tokens whose likeliest token is the same, ``kl`` the mean divergence of the
+    full cache's distribution from the compressed one's, in nats.
+    """
+    sentences = prose()
+    start = seed * 131 % len(sentences)
+    text = " ".join(sentences[start:] + sentences[:start])
+    ids = engine.tokenizer.encode(text, add_special_tokens=False)[: tokens + CONTINUATION]
+    reading = read(engine, ids[:tokens], [])
+    rest = ids[tokens:]
+    whole = reading.session.fork()
+    want = whole.feed(rest).log_softmax(-1)
+    grid = Grid(reading, "agnostic")
+
+    def cell(session: Session, method: str, ratio: float, build: float, got: Tensor) -> dict[str, Any]:
+        same = (got.argmax(-1) == want.argmax(-1)).double().mean()
+        return {
+            "method": method,
+            "mode": "agnostic" if method != "full" else "any",
+            "ratio": ratio,
+            "score": float(same),
+            "kl": float((want.exp() * (want - got)).sum(-1).mean()),
+            "kv_bytes": session.stats().kv_bytes,
+            "build_s": build,
+            "prefill_s": reading.seconds,
+            "context_tokens": tokens,
+        }
+
+    yield cell(reading.session, "full", 1.0, 0.0, want)
+    for variant in variants:
+        for ratio in ratios:
+            fork, build = grid.compressed(variant, ratio)
+            yield cell(fork, variant.name, ratio, build, fork.feed(rest).log_softmax(-1))
