@@ -174,6 +174,52 @@ def calibrate(
 
 @app.command()
 @spread
+def compress(
+    session_file: SessionFile,
+    model: ModelOptions,
+    memory: MemoryOptions,
+    ratio: Annotated[float | None, typer.Option(help="Tokens for each entry.", show_default=False)] = None,
+    entries: Annotated[
+        int | None, typer.Option(help="Entries a head instead of a ratio.", show_default=False)
+    ] = None,
+    method: Annotated[str, typer.Option(help="gracekv, kvzip, snapkv, ...")] = "gracekv",
+    method_option: Annotated[
+        list[str] | None,
+        typer.Option(help="KEY=VALUE, an option of the method; may be repeated.", show_default=False),
+    ] = None,
+    span: Annotated[
+        list[str] | None, typer.Option(help="Only this span; may be repeated.", show_default=False)
+    ] = None,
+    question: Annotated[
+        str | None, typer.Option(help="What will be asked, where that is known.", show_default=False)
+    ] = None,
+    ask: Annotated[str | None, typer.Option(help="Ask this before and after.", show_default=False)] = None,
+    save: Annotated[
+        Path | None, typer.Option(help="Write the compressed session here.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Play a session file and let fewer entries stand for it."""
+    from tenure.commands import compress
+
+    compress.run(
+        session_file,
+        model,
+        memory,
+        ratio=ratio,
+        entries=entries,
+        method=method,
+        method_option=method_option or [],
+        spans=span or [],
+        question=question,
+        ask=ask,
+        save=save,
+        as_json=as_json,
+    )
+
+
+@app.command()
+@spread
 def chat(
     model: ModelOptions,
     memory: MemoryOptions,

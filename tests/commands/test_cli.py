@@ -22,7 +22,9 @@ def test_help_is_quick_and_needs_no_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("command", ["run", "explain", "chat", "models", "doctor", "bench", "demo"])
+@pytest.mark.parametrize(
+    "command", ["run", "explain", "compress", "chat", "models", "doctor", "bench", "demo"]
+)
 def test_every_command_has_help(tenure, command):
     assert command in tenure("--help").stdout
     assert "--help" in tenure(command, "--help").stdout

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tenure.bench.longsession.command import longsession
+from tenure.bench.ruler.command import FAMILIES, LENGTHS, MODES, RATIOS, ruler
 
 app = typer.Typer(no_args_is_help=True, help="Measure speed, and what sessions still answer.")
 
@@ -25,6 +26,7 @@ _PEERS = "tenure,transformers,transformers-truncated,llama.cpp-fa,llama.cpp,vllm
 _PARTS = "fill,decode,policies,long"
 
 app.command()(longsession)
+app.command()(ruler)
 
 
 @app.command()
@@ -64,8 +66,13 @@ def speed(
     _finish("speed", bench.config_json(config), result, record, as_json)
 
 
-@app.command()
+peers_app = typer.Typer(invoke_without_command=True)
+app.add_typer(peers_app, name="peers")
+
+
+@peers_app.callback()
 def peers(
+    context: typer.Context,
     model: Model = "smollm2-135m",
     names: Annotated[str, typer.Option("--peers", help="Which, separated by commas.")] = _PEERS,
     turns: Annotated[int, typer.Option(help="Turns of the session.")] = 50,
@@ -78,6 +85,8 @@ def peers(
     as_json: AsJson = False,
 ) -> None:
     """One agent session in Tenure, transformers, llama.cpp and vLLM, turn by turn. Makes their environments."""
+    if context.invoked_subcommand is not None:
+        return
     from tenure.bench.peers import drive
 
     console = Console(stderr=True)
@@ -102,6 +111,41 @@ def peers(
         "seed": seed,
     }
     _finish("peers", config, result, record, as_json)
+
+
+@peers_app.command("ruler")
+def peers_ruler(
+    model: Model = "qwen2.5-coder-0.5b",
+    tokens: Annotated[str, typer.Option(help="Lengths of the contexts, separated by commas.")] = LENGTHS,
+    families: Annotated[str, typer.Option(help="Families of tasks.")] = FAMILIES,
+    presses: Annotated[
+        str | None, typer.Option(help="Of kvpress; all by default.", show_default=False)
+    ] = None,
+    ratios: Annotated[str, typer.Option(help="Tokens for each entry.")] = RATIOS,
+    modes: Annotated[str, typer.Option(help="agnostic, aware: whether the question is known.")] = MODES,
+    seeds: Annotated[int, typer.Option(min=1, help="Prompts of each family and length.")] = 5,
+    resume: Annotated[bool, typer.Option("--resume", help="Leave prompts alone that are done.")] = False,
+    results: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("results/ruler"),
+    threads: Annotated[int, typer.Option(help="CPU threads.")] = 2,
+) -> None:
+    """The prompts of `tenure bench ruler` under NVIDIA's kvpress, in an environment of its own."""
+    from tenure.bench.ruler import peers as bench
+
+    with Console(stderr=True).status("preparing") as status:
+        found = bench.run(
+            model,
+            results,
+            tokens=[int(one) for one in tokens.split(",")],
+            families=[one for one in families.split(",") if one != "continuation"],
+            presses=None if presses is None else presses.split(","),
+            ratios=[float(one) for one in ratios.split(",")],
+            modes=modes.split(","),
+            seeds=range(seeds),
+            threads=threads,
+            resume=resume,
+            note=status.update,
+        )
+    typer.echo(json.dumps(found))
 
 
 @app.command()

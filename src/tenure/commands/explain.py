@@ -24,6 +24,7 @@ REASONS = {
     "budget": "no step reads it, and other slots scored higher",
     "plan": "a step will read it, but what is read sooner filled the budget",
     "expired": "every step that read it was done",
+    "compressed": "fewer entries stand for it; the column compressed counts them",
     "rollback": "taking back tokens cut all layers to one length",
 }
 """What the reasons of an eviction mean."""
@@ -81,7 +82,8 @@ def spans_table(reports: Sequence[SpanReport]) -> Group:
     table = Table(box=None, pad_edge=False)
     table.add_column("span", overflow="fold")
     table.add_column("region", overflow="fold")
-    for name in ("tokens", "resident", "positions", "gap"):
+    squeezed = any(one.compressed for one in reports)
+    for name in ("tokens", "resident", *(["compressed"] if squeezed else []), "positions", "gap"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("read by", overflow="fold")
     table.add_column("lost to", overflow="fold")
@@ -95,12 +97,13 @@ def spans_table(reports: Sequence[SpanReport]) -> Group:
             one.region + (f" ({one.pin} pin)" if one.pin else ""),
             f"{one.tokens:,}",
             f"{one.resident:.0%}",
+            *([f"{one.compressed:,.1f}"] if squeezed else []),
             "-" if one.positions is None else "{:,}-{:,}".format(*one.positions),
             "-" if one.rotary_gap is None else f"{one.rotary_gap:,.0f}",
             one.readers[0] + more if one.readers else "-",
             ", ".join(lost) or "-",
-            style="dim" if one.resident == 0 else "",
+            style="dim" if one.resident == 0 and not one.compressed else "",
         )
     met = [reason for reason in REASONS if any(reason in one.evicted for one in reports)]
-    legend = [Text(f"{reason:<9} {REASONS[reason]}", style="dim") for reason in met]
+    legend = [Text(f"{reason:<10} {REASONS[reason]}", style="dim") for reason in met]
     return Group(table, *([Text(), *legend] if legend else []))

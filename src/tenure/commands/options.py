@@ -172,7 +172,7 @@ class MemoryOptions:
         }
         given = {name: value for name, value in given.items() if value is not None}
         if self.policy_option:
-            given["policy_options"] = dict(map(_key_value, self.policy_option))
+            given["policy_options"] = dict(map(key_value, self.policy_option))
         config = SessionConfig.load(self.config, **given)
         make_policy(config.policy, config.policy_options)
         if config.compress is not None:
@@ -265,7 +265,7 @@ def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     )
 
 
-def _key_value(text: str) -> tuple[str, Any]:
+def key_value(text: str) -> tuple[str, Any]:
     name, found, value = text.partition("=")
     if not found or not name:
         raise ConfigError(

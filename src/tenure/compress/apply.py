@@ -31,6 +31,8 @@ REPEAT = "\n\nRepeat the previous context exactly."
 REPEAT_ON = "\n\nRepeat the part of the previous context exactly, starting with"
 """What KVzip asks a model for (its code's wording)."""
 
+_MARK = "context"
+
 
 @dataclass(frozen=True)
 class Compression:
@@ -98,7 +100,7 @@ def compress(
     """
     started = time.perf_counter()
     compressor = make_compressor(method, options) if isinstance(method, str) else method
-    _check(ratio, budget)
+    check_amount(ratio, budget)
     memory, engine = session.memory, session.engine
     layout = memory.device.layout
     heads = layout.layers * layout.kv_heads
@@ -143,7 +145,8 @@ def compress(
     return report(entries, context.seconds)
 
 
-def _check(ratio: float | None, budget: int | None) -> None:
+def check_amount(ratio: float | None, budget: int | None) -> None:
+    """Raise ConfigError where nothing can be compressed to these; see :func:`compress`."""
     if (ratio is None) == (budget is None):
         raise ConfigError("give a ratio or a budget", option="ratio", way_out="One of the two")
     if ratio is not None and not ratio >= 1:
@@ -241,16 +244,25 @@ def _context(
 
 
 def _cue(tokenizer: Any) -> Callable[[int, Sequence[int]], list[int]]:
-    """KVzip's request to repeat: of the first piece, and of one that follows the given tokens."""
+    """KVzip's request to repeat, up to the start of the model's turn: of the first piece, and of one behind others."""
 
     def cue(number: int, before: Sequence[int]) -> list[int]:
         if tokenizer is None:
             return list(before)
-        text = REPEAT_ON if number else REPEAT
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
-        return [*ids, *before]
+        request: list[int] = tokenizer.encode(REPEAT_ON if number else REPEAT, add_special_tokens=False)
+        answer: list[int] = tokenizer.encode(_turn(tokenizer), add_special_tokens=False)
+        return [*request, *before, *answer]
 
     return cue
+
+
+def _turn(tokenizer: Any) -> str:
+    """What a chat template writes between a user's text and the model's answer; a line break without a template."""
+    if not getattr(tokenizer, "chat_template", None):
+        return "\n"
+    chat = [{"role": "user", "content": _MARK}]
+    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    return str(text).rpartition(_MARK)[2]
 
 
 def _out(model: Any, head_dim: int) -> Callable[[int], Tensor | None]:

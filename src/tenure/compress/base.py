@@ -49,7 +49,8 @@ class Context:
         reader: for methods that ask the model.
         question: token ids of what will be asked, if it is known.
         delayed: queries that followed these tokens in the session, if they were kept.
-        cue: what asks the model to repeat: token ids from the number of a piece and the end of the piece before it.
+        cue: what asks the model to repeat, up to the start of its turn: token ids from the number of a piece and the
+            end of the piece before it.
         out: output projection of a layer, ``[hidden, H, D]``; None where it cannot be read.
         cos_sin: angles of positions.
         kernels: the kernel module of the device.

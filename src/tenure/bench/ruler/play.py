@@ -142,7 +142,7 @@ def ask(
     tokens = len(reading.session)
 
     def cell(session: Session, method: str, mode: str, ratio: float, build: float) -> dict[str, Any]:
-        used = session.stats().kv_bytes
+        used, kept = session.stats().kv_bytes, entries_of(session)
         started = time.perf_counter()
         reply = engine.tokenizer.decode(answer(session, reading.question, prompt.most))
         return {
@@ -151,6 +151,7 @@ def ask(
             "ratio": ratio,
             "score": prompt.score(reply),
             "kv_bytes": used,
+            "entries": kept,
             "build_s": build,
             "prefill_s": reading.seconds,
             "answer_s": time.perf_counter() - started,
@@ -181,11 +182,12 @@ def go_on(
     ids = engine.tokenizer.encode(text, add_special_tokens=False)[: tokens + CONTINUATION]
     reading = read(engine, ids[:tokens], [])
     rest = ids[tokens:]
-    whole = reading.session.fork()
-    want = whole.feed(rest).log_softmax(-1)
+    want = reading.session.fork().feed(rest).log_softmax(-1)
     grid = Grid(reading, "agnostic")
 
-    def cell(session: Session, method: str, ratio: float, build: float, got: Tensor) -> dict[str, Any]:
+    def cell(session: Session, method: str, ratio: float, build: float) -> dict[str, Any]:
+        used, kept = session.stats().kv_bytes, entries_of(session)
+        got = session.feed(rest).log_softmax(-1)
         same = (got.argmax(-1) == want.argmax(-1)).double().mean()
         return {
             "method": method,
@@ -193,14 +195,21 @@ def go_on(
             "ratio": ratio,
             "score": float(same),
             "kl": float((want.exp() * (want - got)).sum(-1).mean()),
-            "kv_bytes": session.stats().kv_bytes,
+            "kv_bytes": used,
+            "entries": kept,
             "build_s": build,
             "prefill_s": reading.seconds,
             "context_tokens": tokens,
         }
 
-    yield cell(reading.session, "full", 1.0, 0.0, want)
+    yield cell(reading.session.fork(), "full", 1.0, 0.0)
     for variant in variants:
         for ratio in ratios:
             fork, build = grid.compressed(variant, ratio)
-            yield cell(fork, variant.name, ratio, build, fork.feed(rest).log_softmax(-1))
+            yield cell(fork, variant.name, ratio, build)
+
+
+def entries_of(session: Session) -> int:
+    """Slots of all layers and heads: exact tokens and compressed entries."""
+    layout, memory = session.engine.layout, session.memory
+    return layout.layers * layout.kv_heads * memory.ledger.rows + memory.frozen.entries

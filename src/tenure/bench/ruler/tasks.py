@@ -6,6 +6,7 @@ language reference that comes with Python, words are made up of syllables, two-h
 
 from __future__ import annotations
 
+import functools
 import random
 import re
 from collections.abc import Callable
@@ -48,8 +49,9 @@ class Prompt:
         return float(any(found)) if self.any_of else sum(found) / len(found)
 
 
-def prose() -> list[str]:
-    """Sentences of real English prose, in order: the language reference that every Python has."""
+@functools.cache
+def prose() -> tuple[str, ...]:
+    """Paragraphs of real English prose, in order: the language reference that every Python has."""
     from pydoc_data.topics import topics
 
     found = []
@@ -58,7 +60,7 @@ def prose() -> list[str]:
             text = re.sub(r"\s+", " ", paragraph).strip()
             if len(text) > 80 and re.match(r"[A-Z]", text) and text.endswith(".") and "|" not in text:
                 found.append(text.replace("*", ""))
-    return found
+    return tuple(found)
 
 
 def word(rng: random.Random, syllables: int = 3) -> str:

@@ -1,0 +1,140 @@
+"""``tenure bench peers ruler``: the same prompts and weights under NVIDIA's kvpress."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tenure.bench import record
+from tenure.bench.peers.drive import Peer, Worker, python_of
+from tenure.bench.ruler.run import summary
+from tenure.bench.ruler.tasks import VERSION, encode, make
+from tenure.engine import compute_dtype
+from tenure.errors import ConfigError
+from tenure.models.sources import resolve
+
+KVPRESS = "kvpress==0.5.5"
+PRESSES = (
+    "kvpress-snapkv",
+    "kvpress-adakv-snapkv",
+    "kvpress-adakv-expected",
+    "kvpress-expected",
+    "kvpress-pyramidkv",
+    "kvpress-criticalkv",
+    "kvpress-lagkv",
+    "kvpress-keydiff",
+    "kvpress-knorm",
+    "kvpress-tova",
+    "kvpress-streaming",
+    "kvpress-kvzip",
+)
+"""CAKE is not in kvpress; PyramidKV is the press that gives layers different budgets."""
+
+
+def run(
+    model: str,
+    results: Path,
+    *,
+    tokens: Sequence[int],
+    families: Sequence[str],
+    presses: Sequence[str] | None,
+    ratios: Sequence[float],
+    modes: Sequence[str],
+    seeds: Iterable[int],
+    threads: int,
+    resume: bool,
+    note: Callable[[str], None],
+) -> dict[str, Any]:
+    """Play the prompts.
+
+    Args:
+        model: a catalog name or a folder.
+        results: folder; a file a prompt goes to ``MODEL-kvpress`` in it, the summary to ``MODEL-kvpress.json``.
+        tokens: lengths of the contexts.
+        families: of tasks.
+        presses: names of ``PRESSES``; None takes all.
+        ratios: tokens for each entry.
+        modes: ``agnostic``, ``aware``.
+        seeds: of the prompts.
+        threads: of the worker.
+        resume: leave prompts alone that have a file.
+        note: told what is going on.
+    """
+    from transformers import AutoTokenizer
+
+    names = list(PRESSES if presses is None else presses)
+    if unknown := [name for name in names if name not in PRESSES]:
+        raise ConfigError(
+            f"{unknown[0]!r} is not known", option="presses", way_out="Known: " + ", ".join(PRESSES)
+        )
+    found = resolve(model)
+    tokenizer = AutoTokenizer.from_pretrained(found.path)
+    name = model.rstrip("/").rsplit("/", 1)[-1] + "-kvpress"
+    peer = Peer("kvpress", "../ruler/kvpress_worker.py", needs=KVPRESS)
+    job = {
+        "path": str(found.path),
+        "dtype": "bf16" if compute_dtype("auto", torch.device("cpu")) is torch.bfloat16 else "fp32",
+        "threads": threads,
+        "stop_ids": _stops(tokenizer),
+    }
+    worker = Worker(peer, python_of(peer, note), job)
+
+    def count(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False))
+
+    try:
+        for length in tokens:
+            for seed in seeds:
+                for family in families:
+                    path = results / name / f"{family}-{length}-{seed:04d}.json"
+                    if resume and path.exists() and _has(path, names, ratios):
+                        continue
+                    note(f"{family}, {length} tokens, seed {seed}")
+                    prompt = make(family, seed, length, count)
+                    before, question = encode(tokenizer, prompt)
+                    worker.do(do="prompt", before=before, question=question, most=prompt.most)
+                    cells = []
+                    grid = [("kvpress-full", 1.0, "any")]
+                    grid += [(press, ratio, mode) for mode in modes for press in names for ratio in ratios]
+                    for press, ratio, mode in grid:
+                        told = worker.do(do="cell", name=press, ratio=ratio, aware=mode == "aware")
+                        cell = {"method": press, "mode": mode, "ratio": ratio}
+                        if "error" in told:
+                            cells.append(cell | {"error": told["error"], "score": 0.0})
+                            continue
+                        reply = tokenizer.decode(told.pop("ids"))
+                        cells.append(
+                            cell
+                            | told
+                            | {"score": prompt.score(reply), "context_tokens": len(before), "reply": reply}
+                        )
+                    head = {"bench": "ruler", **record.origin(), "peer": KVPRESS, "task_version": VERSION}
+                    head |= {"family": family, "tokens": length, "seed": seed, "model": model}
+                    record.write(path, {**head, "cells": cells})
+    finally:
+        worker.close()
+    summed = summary(results / name)
+    record.write(
+        results / f"{name}.json",
+        {"bench": "ruler", **record.origin(), "peer": KVPRESS, "model": model, **summed},
+    )
+    return {"cells": len(summed["cells"])}
+
+
+def _has(path: Path, names: Sequence[str], ratios: Sequence[float]) -> bool:
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return {(name, ratio) for name in names for ratio in ratios} <= {
+        (cell["method"], cell["ratio"]) for cell in cells
+    }
+
+
+def _stops(tokenizer: Any) -> list[int]:
+    """The end of a text, and what ends a turn in the model's template."""
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    text = str(tokenizer.apply_chat_template(chat, tokenize=False)).rpartition("b")[2]
+    closing = tokenizer.encode(text, add_special_tokens=False)[:1]
+    return sorted({tokenizer.eos_token_id, *closing})

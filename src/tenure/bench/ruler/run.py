@@ -1,0 +1,205 @@
+"""A run of ``tenure bench ruler``: a file a (model, family, tokens, seed), so that it can be stopped and resumed."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tenure.bench import record
+from tenure.bench.ruler.play import MODES, RATIOS, Variant, ask, go_on
+from tenure.bench.ruler.tasks import FAMILIES, VERSION, make
+from tenure.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tenure.engine import Engine
+
+METHODS: tuple[str, ...] = (
+    "gracekv",
+    "kvzip",
+    "snapkv",
+    "pyramidkv",
+    "adakv",
+    "cake",
+    "lagkv",
+    "expected",
+    "adakv-expected",
+    "keydiff",
+    "twinkv",
+    "streaming",
+    "random",
+)
+ABLATIONS: tuple[str, ...] = (
+    "gracekv",
+    "gracekv:trees=false",
+    "gracekv:quotas=true",
+    "gracekv:floor=0.0",
+    'gracekv:slots="uniform"',
+    "gracekv:hops=0",
+    "gracekv:repeat=0.0",
+    "gracekv:pooled=true",
+    'gracekv:apart="split"',
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What all prompts of a run share.
+
+    Args:
+        model: by name.
+        tokens: lengths of the contexts.
+        families: of tasks, and ``continuation``.
+        methods: names, with options behind a colon.
+        ratios: tokens for each entry.
+        modes: whether compressors know the question: ``agnostic``, ``aware``.
+        dtype: of weights and cache.
+        device: a torch device.
+    """
+
+    model: str
+    tokens: tuple[int, ...] = (4096, 8192, 16384)
+    families: tuple[str, ...] = (*FAMILIES, "continuation")
+    methods: tuple[str, ...] = METHODS
+    ratios: tuple[float, ...] = RATIOS
+    modes: tuple[str, ...] = MODES
+    dtype: str = "auto"
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        known = (*FAMILIES, "continuation")
+        for option, given, allowed in (("families", self.families, known), ("modes", self.modes, MODES)):
+            if unknown := [name for name in given if name not in allowed]:
+                raise ConfigError(
+                    f"{unknown[0]!r} is not known", option=option, way_out="Known: " + ", ".join(allowed)
+                )
+        for name in self.methods:
+            Variant.parse(name)
+
+    @property
+    def name(self) -> str:
+        """Of the run's folder."""
+        return self.model.rstrip("/").rsplit("/", 1)[-1]
+
+
+def run(
+    engine: Engine,
+    settings: Settings,
+    folder: Path,
+    seeds: Iterable[int],
+    *,
+    resume: bool = False,
+    note: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Play all prompts and sum up.
+
+    Args:
+        engine: the loaded model.
+        settings: what is asked.
+        folder: of the files; one a prompt.
+        seeds: of the prompts.
+        resume: leave prompts alone that have a file with all the cells asked for.
+        note: told what is going on.
+
+    Returns:
+        ``{"cells": [...]}``, see :func:`summary`.
+    """
+    variants = [Variant.parse(name) for name in settings.methods]
+    wanted = {(one.name, ratio) for one in variants for ratio in settings.ratios}
+    for tokens in settings.tokens:
+        for seed in seeds:
+            for family in settings.families:
+                path = folder / f"{family}-{tokens}-{seed:04d}.json"
+                found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+                if resume and found and wanted <= {(c["method"], c["ratio"]) for c in found["cells"]}:
+                    continue
+                note(f"{family}, {tokens} tokens, seed {seed}")
+                cells = _cells(engine, settings, family, tokens, seed, variants)
+                if resume and found:  # another run has asked other methods or ratios
+                    new = {(c["method"], c["mode"], c["ratio"]) for c in cells}
+                    cells = [
+                        *(c for c in found["cells"] if (c["method"], c["mode"], c["ratio"]) not in new),
+                        *cells,
+                    ]
+                record.write(path, {**_head(settings, family, tokens, seed), "cells": cells})
+    return summary(folder)
+
+
+def _head(settings: Settings, family: str, tokens: int, seed: int) -> dict[str, Any]:
+    return {
+        "bench": "ruler",
+        **record.origin(),
+        "config": {"task_version": VERSION, **asdict(settings)},
+        "family": family,
+        "tokens": tokens,
+        "seed": seed,
+    }
+
+
+def _cells(
+    engine: Engine, settings: Settings, family: str, tokens: int, seed: int, variants: Sequence[Variant]
+) -> list[dict[str, Any]]:
+    if family == "continuation":
+        return list(go_on(engine, seed, tokens, variants, settings.ratios))
+    tokenizer = engine.tokenizer
+
+    def count(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False))
+
+    prompt = make(family, seed, tokens, count)
+    return list(ask(engine, prompt, variants, settings.ratios, settings.modes))
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """Means over the seeds, a cell for each method, mode, family, length and ratio.
+
+    Args:
+        folder: with files of :func:`run`, or of peers in the same form.
+    """
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for path in sorted(folder.glob("*-*-*.json")):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        for cell in found["cells"]:
+            key = (cell["method"], cell["mode"], found["family"], found["tokens"], cell["ratio"])
+            groups.setdefault(key, []).append(cell)
+    cells = []
+    for (method, mode, family, tokens, ratio), group in groups.items():
+        cell = {
+            "method": method,
+            "mode": mode,
+            "family": family,
+            "tokens": tokens,
+            "ratio": ratio,
+            "n": len(group),
+        }
+        for name in ("score", "kl", "kv_bytes", "build_s", "prefill_s"):
+            values = [one[name] for one in group if name in one]
+            if values:
+                cell[name] = statistics.fmean(values)
+        cells.append(cell)
+    return {"cells": cells}
+
+
+def ranks(cells: Sequence[dict[str, Any]], method: str = "gracekv") -> dict[str, Any]:
+    """How often a method is first and second of all in a (mode, family, length, ratio), ties shared.
+
+    Cells in which every method scores 0 rank nobody.
+    """
+    places: dict[tuple[Any, ...], dict[str, float]] = {}
+    for cell in cells:
+        if cell["method"] != "full" and ":" not in cell["method"]:
+            key = (cell["mode"], cell["family"], cell["tokens"], cell["ratio"])
+            places.setdefault(key, {})[cell["method"]] = cell["score"]
+    counted = {key: scores for key, scores in places.items() if method in scores and max(scores.values()) > 0}
+    better = {key: sum(one > scores[method] for one in scores.values()) for key, scores in counted.items()}
+    return {
+        "method": method,
+        "cells": len(counted),
+        "first": sum(count == 0 for count in better.values()),
+        "second": sum(count == 1 for count in better.values()),
+        "lost": [list(key) for key, count in better.items() if count > 1],
+        "empty": len([key for key, scores in places.items() if max(scores.values()) <= 0]),
+    }

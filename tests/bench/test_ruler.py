@@ -1,0 +1,133 @@
+"""RULER's families: prompts whose answers follow from the context, and a run that can be resumed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+
+import pytest
+
+from tenure.bench.ruler.play import Variant
+from tenure.bench.ruler.run import Settings, ranks, run, summary
+from tenure.bench.ruler.tasks import FAMILIES, encode, make
+from tenure.errors import ConfigError
+from tests.chats import chat_engine
+
+
+def words(text):
+    return len(text.split())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("tokens", [300, 1500])
+def test_prompts_have_their_length_and_are_the_seeds(family, tokens):
+    prompt = make(family, 3, tokens, words)
+    assert tokens * 0.7 < words(prompt.context) <= tokens
+    assert prompt == make(family, 3, tokens, words)
+    assert prompt.context != make(family, 4, tokens, words).context
+    assert prompt.score(" ".join(prompt.answers)) == 1.0
+    assert prompt.score("nothing of it") == 0.0
+
+
+@pytest.mark.parametrize("family", ["single", "multikey", "multivalue", "multiquery"])
+def test_numbers_are_said_once(family):
+    prompt = make(family, 0, 900, words)
+    for answer in prompt.answers:
+        (found,) = re.findall(rf"numbers for ([\w-]+) is: {answer}\.", prompt.context)
+        assert found in prompt.question
+
+
+def test_variables_are_a_chain():
+    prompt = make("variables", 0, 900, words)
+    value = re.search(r"value (\d+)", prompt.question).group(1)
+    known = {f"VAR {value}"}
+    held = {value}
+    for name, source in re.findall(r"VAR (\w+) = (?:VAR )?(\w+)", prompt.context):
+        if source in held:
+            held.add(name)
+    assert held - {value} == set(prompt.answers)
+    assert len(prompt.answers) == 5
+    assert known
+
+
+def test_common_and_frequent_words_are_the_most_frequent():
+    for family, count in (("common", 10), ("frequent", 3)):
+        prompt = make(family, 0, 1200, words)
+        body = prompt.context.split("\n", 1)[1]
+        counted = Counter(one for one in re.findall(r"[a-z]+", body))
+        assert {one for one, _ in counted.most_common(count)} == set(prompt.answers)
+
+
+def test_two_hops_lead_to_the_town():
+    prompt = make("twohop", 0, 900, words)
+    person = re.search(r"company that (.+?) works for", prompt.question).group(1)
+    firm = re.search(rf"{person} works for the company (\w+)\.", prompt.context).group(1)
+    town = re.search(rf"The company {firm} has its seat in the town of (\w+)\.", prompt.context).group(1)
+    assert prompt.answers == (town,)
+
+
+def test_variants_are_checked():
+    assert Variant.parse("gracekv:floor=0,slots=uniform").options == {"floor": 0, "slots": "uniform"}
+    with pytest.raises(ConfigError, match="no option"):
+        Variant.parse("kvzip:floor=0")
+    with pytest.raises(ConfigError, match="families"):
+        Settings(model="tiny", families=("poems",))
+
+
+def test_a_run_is_resumed_and_summed_up(engines, tmp_path, monkeypatch):
+    engine = chat_engine(engines)
+    settings = Settings(
+        model="tiny", tokens=(160,), families=("single", "continuation"), methods=("gracekv", "snapkv"),
+        ratios=(2.0, 8.0), modes=("agnostic", "aware"),
+    )  # fmt: skip
+    monkeypatch.setattr("tenure.bench.ruler.play.CONTINUATION", 16)
+    found = run(engine, settings, tmp_path, range(1))
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == ["continuation-160-0000.json", "single-160-0000.json"]
+    said = json.loads((tmp_path / "single-160-0000.json").read_text())
+    assert said["config"]["task_version"] == 1
+    tokens = said["cells"][0]["context_tokens"]
+    layout = engine.layout
+    for cell in said["cells"][1:]:
+        kept = int(layout.layers * layout.kv_heads * tokens / cell["ratio"])
+        assert cell["kv_bytes"] < said["cells"][0]["kv_bytes"]
+        assert cell["entries"] == kept
+    cells = {(c["method"], c["mode"], c["family"], c["ratio"]): c for c in found["cells"]}
+    assert len(cells) == 1 + 2 * 2 * 2 + 1 + 2 * 2
+    assert cells["full", "any", "continuation", 1.0]["score"] == 1.0
+    assert cells["gracekv", "agnostic", "continuation", 8.0]["kl"] > 0
+    assert all(one["n"] == 1 for one in cells.values())
+    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    again = run(engine, settings, tmp_path, range(1), resume=True)
+    assert again == found
+    assert stamps == {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert summary(tmp_path) == found
+
+
+def test_ranks_share_ties_and_leave_empty_cells_out():
+    def cell(method, ratio, score):
+        return {
+            "method": method,
+            "mode": "aware",
+            "family": "single",
+            "tokens": 1,
+            "ratio": ratio,
+            "score": score,
+        }
+
+    cells = [cell("gracekv", 2, 0.5), cell("kvzip", 2, 0.5), cell("gracekv", 4, 0.1), cell("kvzip", 4, 0.2),
+             cell("gracekv", 8, 0), cell("kvzip", 8, 0), cell("gracekv", 16, 0), cell("kvzip", 16, 1),
+             cell("snapkv", 16, 1), cell("full", 1, 1), cell("gracekv:hops=0", 2, 1)]  # fmt: skip
+    found = ranks(cells)
+    assert (found["cells"], found["first"], found["second"], found["empty"]) == (3, 1, 1, 1)
+    assert found["lost"] == [["aware", "single", 1, 16]]
+
+
+def test_contexts_and_questions_are_one_chat(engines):
+    engine = chat_engine(engines)
+    prompt = make("single", 0, 60, words)
+    before, after = encode(engine.tokenizer, prompt)
+    text = engine.tokenizer.decode(before) + engine.tokenizer.decode(after)
+    assert prompt.context in text
+    assert text.endswith(prompt.prefix)
