@@ -25,6 +25,8 @@ REASONS = {
     "plan": "a step will read it, but what is read sooner filled the budget",
     "expired": "every step that read it was done",
     "compressed": "fewer entries stand for it; the column compressed counts them",
+    "superseded": "a newer reading of the same thing took its place",
+    "spilled": "a step will read it, and it comes back for that from a tier",
     "rollback": "taking back tokens cut all layers to one length",
 }
 """What the reasons of an eviction mean."""

@@ -19,7 +19,7 @@ from tenure.config import EngineConfig, SessionConfig
 from tenure.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from tenure.engine import Engine
     from tenure.sampling import SamplingOptions
@@ -126,6 +126,14 @@ class MemoryOptions:
     policy_option: Annotated[
         list[str] | None, _memory("KEY=VALUE, an option of the policy; may be repeated.")
     ] = None
+    planner: Annotated[
+        str | None,
+        _memory("Who finds out what a turn reads: explicit, llm, online, retrieval; several joined by +."),
+    ] = None
+    planner_option: Annotated[
+        list[str] | None,
+        _memory("KEY=VALUE, an option of the planner (of several: PLANNER.KEY=VALUE); may be repeated."),
+    ] = None
     positions: Annotated[str | None, _memory(f"bounded, logical or compact ({SessionConfig.positions}).")] = (
         None
     )
@@ -165,16 +173,20 @@ class MemoryOptions:
         Raises:
             ConfigError: a value that cannot work; the policy and its options are looked up too.
         """
+        from tenure.planners import make_planning
         from tenure.policies import make_policy
 
-        given = {
-            f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("policy_option", "config")
-        }
+        beside = ("policy_option", "planner_option", "config")
+        given = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in beside}
         given = {name: value for name, value in given.items() if value is not None}
         if self.policy_option:
             given["policy_options"] = dict(map(key_value, self.policy_option))
+        if self.planner_option:
+            given["planner_options"] = _nested(map(key_value, self.planner_option))
         config = SessionConfig.load(self.config, **given)
         make_policy(config.policy, config.policy_options)
+        if config.planner is not None:
+            make_planning(config.planner, config.planner_options)
         if config.compress is not None:
             from tenure.compress import make_compressor
 
@@ -275,6 +287,18 @@ def key_value(text: str) -> tuple[str, Any]:
         return name, json.loads(value)  # numbers and true/false; anything else is a text
     except ValueError:
         return name, value
+
+
+def _nested(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """``retrieval.most`` goes into the options of ``retrieval``."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        planner, dot, key = name.partition(".")
+        if dot:
+            found.setdefault(planner, {})[key] = value
+        else:
+            found[name] = value
+    return found
 
 
 def load_engine(options: ModelOptions, file: Path | None = None) -> Engine:

@@ -58,7 +58,13 @@ def render() -> str:
     parts += _serve()
     parts.append(_section("", "An answer", SamplingOptions, _flags("run")))
     parts.append(_named("Policies", _POLICIES, POLICIES))
-    parts.append(_named("Planners", "Set in `[session.planner_options]`.", PLANNERS))
+    parts.append(
+        _named(
+            "Planners",
+            "Set with `--planner-option KEY=VALUE`, or in `[session.planner_options]`; see [planners](planners.md).",
+            PLANNERS,
+        )
+    )
     return "\n".join(parts)
 
 
