@@ -247,7 +247,7 @@ def test_retrieval_needs_no_plan(engine, task, monkeypatch):
 
 def test_a_plan_in_a_message(engine, task):
     """The agent's own plan is read out of the session's text and steers it like one that was given."""
-    (player,) = players(engine, task, "pace-explicit", budget=1900)  # half of it holds all definitions
+    (player,) = players(engine, task, "pace-explicit", budget=2100)  # half of it holds all definitions
     play([player], lambda text: None, separate=False)
     assert [answer.residency for answer in player.answers] == [1.0] * 3
     read = {step.id: step.reads for step in player.session.plan.steps}

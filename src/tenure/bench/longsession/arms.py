@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from tenure.config import SessionConfig
@@ -57,8 +57,9 @@ def _session(
     return Arm(name, about, options if planner is None else options | {"planner": planner}, told)
 
 
-def _pace(name: str, about: str, planner: str, told: Told) -> Arm:
-    return _session(name, about, "foresight", "bounded", told=told, planner=planner)
+def _pace(name: str, about: str, planner: str, told: Told, **options: Any) -> Arm:
+    arm = _session(name, about, "foresight", "bounded", told=told, planner=planner)
+    return replace(arm, options={**arm.options, "planner_options": options})
 
 
 _ALL = (
@@ -77,6 +78,9 @@ _ALL = (
     _pace("pace-explicit", "the agent writes its plan into a message", "explicit", "text"),
     _pace("pace-online", "no plan: names that came before say what a turn reads", "online", "nothing"),
     _pace("pace-retrieval", "no plan: retrieval finds what a turn reads", "retrieval", "nothing"),
+    _pace("pace-keys", "the same by the products of keys and queries", "retrieval", "nothing", scorer="keys"),
+    # Asked with every message, since by the time of the probes the definitions are not among the latest spans.
+    _pace("pace-llm", "the model itself says what coming steps read", "llm", "steps", on="message"),
     _pace("pace-backed", "the plan, and retrieval for what it lacks", "retrieval", "plan"),
 )
 ARMS: dict[str, Arm] = {arm.name: arm for arm in _ALL}

@@ -23,8 +23,8 @@ class Checkpoint:
     """The checkpoints of one session.
 
     A checkpoint is a folder of session files; ``latest.json`` names the newest whole one and is replaced at once.
-    Arms with a planner are not saved: their planners learn as they go, and their archives are large. A session with
-    such an arm starts anew.
+    Arms with a planner are not saved: their archives hold all that was evicted. A session with such an arm starts
+    anew.
 
     Args:
         folder: of this session; removed when the session is over.
