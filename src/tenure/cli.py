@@ -123,12 +123,20 @@ def explain(
         str | None,
         typer.Option(help="Stop before the plan's step of this id.", metavar="STEP", show_default=False),
     ] = None,
+    timeline: Annotated[
+        bool, typer.Option("--timeline", help="Also how regions shared the cache, and evicted pages.")
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the timeline (SVG, PNG or PDF).", show_default=False)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Play a session file and say where each span is and why."""
     from tenure.commands import explain
 
-    explain.run(session_file, model, memory, span=span, upto=upto, as_json=as_json)
+    explain.run(
+        session_file, model, memory, span=span, upto=upto, as_json=as_json, timeline=timeline, plot=plot
+    )
 
 
 @app.command()

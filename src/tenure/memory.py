@@ -25,6 +25,7 @@ from tenure.capture import Capture
 from tenure.compress.late import Late
 from tenure.config import SessionConfig
 from tenure.errors import ConfigError, IntegrityError
+from tenure.evictions import EvictionLog
 from tenure.frozen import Frozen
 from tenure.interrupt import uninterrupted
 from tenure.kernels import Kernels
@@ -96,6 +97,7 @@ class Memory:
         """What was compressed; its slots are part of the budget."""
         self.late = Late(config.compress, config.compress_ratio) if config.compress else None
         self.aging = Aging(RegionTable(config.regions), device.layout.device)
+        self.evictions = EvictionLog()
         self._capture = None if archive is None else Capture(archive)
         self._backlog: deque[_Waiting] = deque()
         self._chunk_left = config.chunk
@@ -325,12 +327,14 @@ class Memory:
     def _evict(self) -> None:
         self._take()
         planned = self.plan.planned()
-        index = select(self.policy, self._view(planned))
+        view = self._view(planned)
+        index = select(self.policy, view)
         reasons: dict[int, str] = {}
         for number, span in enumerate(self.ledger.spans):
             reason = self.plan.loss_reason(span.id)
             if reason is not None:
                 reasons[number] = "spilled" if reason == "plan" and self._capture is not None else reason
+        self.evictions.record(view, index, self.policy.told(view), reasons)
         self._keep(index, reasons)
 
     def _take(self) -> None:
@@ -406,6 +410,8 @@ class Memory:
     def drop(self, index: Tensor, reason: str) -> None:
         """Keep the rows ``index`` ``[groups, kept]`` only, and count the rest as lost for a reason."""
         self._take()
+        view = self.view()
+        self.evictions.record(view, index, self.policy.told(view), reason)
         self._keep(index, reason)
 
     def _keep(self, index: Tensor, reasons: dict[int, str] | str) -> None:
@@ -471,6 +477,7 @@ class Memory:
             if self._capture is not None:
                 self._take()
                 self._capture.truncate(self.ledger, count)
+            self.evictions.truncate(count)
             index = self.ledger.truncate(count, self.config.sinks)
             self.rows.keep(index, poison=POISON)
             self.freeze(self.frozen.before(count))
@@ -493,7 +500,7 @@ class Memory:
         copy.ids = array("I", self.ids)
         copy.ledger = self.ledger.clone()
         copy.rows = self.rows.clone(copy.ledger.position)
-        copy.aging = self.aging.fork()
+        copy.aging, copy.evictions = self.aging.fork(), self.evictions.fork()
         copy.late = None if self.late is None else self.late.fork()
         copy._capture = None if self._capture is None else self._capture.fork()
         spans = {span.id: span for span in copy.ledger.spans}

@@ -15,6 +15,7 @@ from tenure import conversation, sessionstore
 from tenure.cache.attend import Work
 from tenure.config import SessionConfig
 from tenure.errors import ConfigError, ModelError
+from tenure.evictions import EvictedPage
 from tenure.history import places_of, record_calls
 from tenure.interrupt import uninterrupted
 from tenure.memory import Memory
@@ -512,6 +513,10 @@ class Session:
     def check_plan(self, *, pending_ok: bool = True) -> None:
         """Raise PlanError where the plan names spans that the session does not have; see ``references.check_plan``."""
         check_plan(self, pending_ok=pending_ok)
+
+    def evictions(self) -> list[EvictedPage]:
+        """The newest evicted pages with region, score, age and reason, oldest first."""
+        return self.memory.evictions.pages(self.memory)
 
     def stats(self) -> SessionStats:
         """Counters; see :class:`SessionStats`."""

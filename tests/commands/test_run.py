@@ -142,6 +142,34 @@ def test_explain(tenure, tiny_folder, story):
     assert "valve" not in one
 
 
+def test_explain_over_time(tenure, tiny_folder, story, tmp_path):
+    plot = tmp_path / "timeline.svg"
+    options = ["-m", tiny_folder, "--budget", 64, "--chunk", 64, "--slack", 8, "--policy", "memdecay"]
+    out = tenure("explain", story, *options, "--timeline", "--plot", plot).stdout
+    assert "slots by region" in out
+    assert "evicted pages" in out
+    assert plot.stat().st_size > 1000
+    found = json.loads(tenure("explain", story, *options, "--json").stdout)
+    assert sum(found["timeline"][-1]["slots"].values()) == 64
+    assert {"span", "region", "score", "age", "reason"} <= set(found["evictions"][0])
+
+
+def test_calibrate(tenure, tiny_folder, session_file, tmp_path):
+    words = "The pump has the number 417 and the valve is open. "
+    long = session_file(*({"role": "user", "content": f"{number}. {words * 3}"} for number in range(12)))
+    table, plot = tmp_path / "table.json", tmp_path / "curves.svg"
+    options = ["-m", tiny_folder, "--out", table, "--plot", plot]
+    printed = json.loads(tenure("calibrate", long, long, *options).stdout.splitlines()[-1])
+    stored = json.loads(table.read_text())
+    assert stored["regions"] == printed["regions"]
+    assert stored["config"]["threshold"] == 1.0
+    assert plot.stat().st_size > 1000
+    options = ["-m", tiny_folder, "--budget", 64, "--chunk", 64, "--slack", 8, "--policy", "memdecay"]
+    assert "user-2" in tenure("explain", long, *options, "--regions", table).stdout
+    result = tenure("calibrate", long, "-m", tiny_folder, "--clock", "hours", code=2)
+    assert "Known: tokens, steps, turns" in result.stderr
+
+
 def test_explain_up_to_a_step(tenure, tiny_folder, story):
     options = ["-m", tiny_folder, "--budget", 256, "--upto", "probe-1", "--json"]
     spans = {span["id"]: span for span in json.loads(tenure("explain", story, *options).stdout)["spans"]}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from tenure import sessionfile
+from tenure.commands.explain_regions import draw, timeline_table
 from tenure.commands.options import MemoryOptions, ModelOptions, load_engine
 from tenure.commands.view import RunView
 from tenure.errors import PlanError
@@ -27,6 +28,7 @@ REASONS = {
     "compressed": "fewer entries stand for it; the column compressed counts them",
     "superseded": "a newer reading of the same thing took its place",
     "spilled": "a step will read it, and it comes back for that from a tier",
+    "room": "a span that came back from a tier needed its place",
     "rollback": "taking back tokens cut all layers to one length",
 }
 """What the reasons of an eviction mean."""
@@ -40,6 +42,8 @@ def run(
     span: str | None,
     upto: str | None,
     as_json: bool,
+    timeline: bool = False,
+    plot: Path | None = None,
 ) -> None:
     """Play the file without asking its probes, and print a row for each span."""
     file = sessionfile.load(path)
@@ -61,14 +65,29 @@ def run(
         session.explain(name)
         for name in ([span] if span else [one.id for one in session.memory.ledger.spans])
     ]
+    pages = session.evictions()
+    points = session.memory.evictions.timeline(session.memory)
+    if plot is not None:
+        draw(points, pages, plot)
     if as_json:
         stats = session.stats().to_json()
         typer.echo(
-            json.dumps({"model": model.model, "spans": [one.to_json() for one in reports], "stats": stats})
+            json.dumps(
+                {
+                    "model": model.model,
+                    "spans": [one.to_json() for one in reports],
+                    "stats": stats,
+                    "evictions": [one.to_json() for one in pages],
+                    "timeline": [{"tokens": at, "slots": slots} for at, slots in points],
+                }
+            )
         )
         return
     console = Console()
     console.print(spans_table(reports))
+    if timeline:
+        console.print()
+        console.print(timeline_table(points, pages))
     if span:
         console.print(reports[0].text, markup=False, highlight=False)
         layers = " ".join(f"{share:.0%}" for share in reports[0].resident_by_layer)

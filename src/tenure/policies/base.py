@@ -128,6 +128,10 @@ class Policy(ABC):
         """New contents of the ledger's ``score``, ``energy`` and ``born`` after a forward, by name."""
         return {"score": self.observe(look.score, look.mass)}
 
+    def told(self, view: View) -> Tensor:
+        """The score that reports show, ``[groups, rows]``."""
+        return view.score
+
     @abstractmethod
     def rank(self, view: View) -> Tensor:
         """Retention order, ``[groups, rows]`` fp32 or int64: higher stays, ties go to the earlier token."""

@@ -145,6 +145,10 @@ class MemDecay(Policy):
             score = self.mix * share(score, safe) + (1 - self.mix) * share(view.score, safe)
         return score if self.page == 1 else pages(view, score, self.page, self.page_max, self.spread)
 
+    def told(self, view: View) -> Tensor:
+        """The score of the slot's page."""
+        return MemDecay.rank(self, view)
+
     def priority(self, view: View) -> Tensor:
         """``s`` of the class, ``[groups, rows]`` fp32, decayed to the present."""
         region, table = self._region(view.region), view.table
