@@ -130,13 +130,13 @@ def test_a_refused_message_is_named(engines, session_file):
 
 
 def test_explain(tenure, tiny_folder, story):
-    options = ["-m", tiny_folder, "--budget", 64, "--chunk", 64, "--slack", 8]
+    options = ["-m", tiny_folder, "--budget", 100, "--chunk", 64, "--slack", 8]
     table = tenure("explain", story, *options).stdout
     assert "pump" in table
     assert "expired" in table
     found = json.loads(tenure("explain", story, *options, "--json").stdout)
     assert [span["id"] for span in found["spans"]][1] == "pump"
-    assert found["stats"]["resident"] <= 64 + 8
+    assert found["stats"]["resident"] <= 100 + 8
     one = tenure("explain", story, *options, "--span", "pump").stdout
     assert "The pump has the number 417." in one
     assert "valve" not in one
