@@ -32,6 +32,7 @@ class SamplingOptions:
         seed: of the draw; None draws one.
         stop: texts that end the turn and are not part of it.
         grammar: what the text must be, see :class:`tenure.grammar.Grammar`; None leaves it free.
+        ignore_eos: never take an id that ends the turn; for measuring.
         one_call: end the turn behind its first call of a tool.
         logprobs: also note each token's log-probability and those of so many likeliest ones; None notes nothing.
     """
@@ -45,6 +46,7 @@ class SamplingOptions:
     grammar: Grammar | None = None
     logprobs: int | None = None
     one_call: bool = False
+    ignore_eos: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -116,6 +118,7 @@ class Sampler:
         self.choice: TokenChoice | None = None
         """The last token with its log-probabilities, where they were asked for."""
         self._logprobs = options.logprobs
+        self._never = sorted(stop_ids) if options.ignore_eos else []
         self._matcher = None if options.grammar is None else options.grammar.matcher(stop_ids)
         self._greedy = options.temperature < _COLD
         self._warpers = LogitsProcessorList()
@@ -145,6 +148,8 @@ class Sampler:
                 option="model",
                 way_out="Use dtype fp32 or bf16, and check the weights",
             )
+        if self._never:
+            logits = logits.index_fill(0, torch.tensor(self._never, device=logits.device), float("-inf"))
         allowed = logits if self._matcher is None else self._matcher.mask(logits)
         if self._greedy:
             token = int(allowed.argmax())

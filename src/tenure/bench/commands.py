@@ -325,6 +325,43 @@ def tiers(
 
 
 @app.command()
+def serve(
+    model: Model = "smollm2-135m",
+    budget: Annotated[int, typer.Option(help="Slots of a session.")] = 2048,
+    chunk: Annotated[int, typer.Option(help="Tokens of a forward at most.")] = 2048,
+    sessions: Annotated[int, typer.Option(help="Sessions at once, against one.")] = 8,
+    decode: Annotated[int, typer.Option(help="Tokens of a stream.")] = 128,
+    prefill: Annotated[int, typer.Option(help="Tokens of the prompt that is read beside a stream.")] = 8_000,
+    tokens: Annotated[int, typer.Option(help="Length of the long session.")] = 30_000,
+    result: Annotated[int, typer.Option(help="Tokens of a tool's result in it.")] = 300,
+    parts: Annotated[
+        str, typer.Option(help="Which measurements, separated by commas.")
+    ] = "decode,steady,long",
+    dtype: Annotated[str, typer.Option(help="auto, bf16, fp16 or fp32.")] = "auto",
+    record: Record = None,
+    as_json: AsJson = False,
+) -> None:
+    """A live server: many sessions against one, a stream beside a long prompt, turns of a long session."""
+    from tenure.bench import serve as bench
+
+    config = bench.ServeBench(
+        model=model,
+        budget=budget,
+        chunk=chunk,
+        sessions=sessions,
+        decode=decode,
+        prefill=prefill,
+        tokens=tokens,
+        result=result,
+        dtype=dtype,
+    )
+    console = Console(stderr=True)
+    with console.status("loading") as status:
+        got = bench.run(config, status.update, tuple(part.strip() for part in parts.split(",")))
+    _finish("serve", bench.config_json(config), got, record, as_json)
+
+
+@app.command()
 def report(
     results: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("results"),
     page: Annotated[Path, typer.Option(help="Page to write.")] = Path("docs/results.md"),

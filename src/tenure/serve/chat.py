@@ -58,6 +58,7 @@ def sampling_of(body: Any) -> dict[str, Any]:
         "min_p": body.min_p,
         "seed": seed,
         "stop": stop or None,
+        "ignore_eos": body.ignore_eos,
     }
 
 

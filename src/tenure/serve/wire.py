@@ -58,6 +58,7 @@ class Sampling(BaseModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
+    ignore_eos: bool | None = None
     session_id: Any = None
     priority: Any = None
     cache_salt: Any = None
