@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tenure.errors import UnsupportedModelError
+from tenure.memo import memo_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,6 +56,8 @@ class Encoder:
             "",
         )
 
+        self._memo = None if self._guard or self._special_text is None else memo_of(tokenizer)
+
     def has_marker(self, text: str) -> bool:
         """Whether a text holds a special token's text."""
         return self._special_text is not None and self._special_text.search(text) is not None
@@ -75,7 +78,10 @@ class Encoder:
         ids: list[int] = []
         ends: list[int] = []
         for left, right in pairwise([0, *self._cuts(text, contents), len(text)]):
-            more, places = self._call(text[left:right], guard=self._guard if left or not start else "")
+            if self._memo is not None and self._special_text is not None:
+                more, places = self._memo.encode(text[left:right], self._special_text, self._call_all)
+            else:
+                more, places = self._call(text[left:right], guard=self._guard if left or not start else "")
             ids += more
             ends += [left + place for place in places]
         return ids, ends
@@ -124,6 +130,17 @@ class Encoder:
                 cuts.append(resume)
             match = self._special_text.search(text, resume)
         return cuts
+
+    def _call_all(self, texts: list[str]) -> list[tuple[list[int], list[int]]]:
+        result = self._tokenizer(
+            texts,
+            add_special_tokens=False,
+            return_offsets_mapping=True,
+            return_attention_mask=False,
+            verbose=False,
+        )
+        offsets = ([end for _, end in places] for places in result["offset_mapping"])
+        return list(zip(result["input_ids"], offsets, strict=True))
 
     def _call(self, text: str, guard: str = "") -> tuple[list[int], list[int]]:
         result = self._tokenizer(
