@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from tenure.errors import ConfigError
-from tenure.regions import parse_region
+from tenure.errors import TenureError
+from tenure.messages import Message
 from tenure.serve.errors import ApiError
 
 if TYPE_CHECKING:
@@ -217,24 +217,16 @@ def _clean(message: dict[str, Any], place: int, taken: set[str], hints: Hints) -
 
 def _unusable(name: str, value: object, taken: set[str]) -> str:
     """Why a mark cannot be used; "" if it can."""
-    if name == "region":
-        if not isinstance(value, str):
-            return "expected a text"
-        try:
-            parse_region(value)
-        except ConfigError as error:
-            return f"{error.cause}. {error.way_out}"
-        return ""
-    if name == "pin":
-        good = isinstance(value, bool) or (isinstance(value, str) and value in ("hard", "soft"))
-        return "" if good else "expected true, 'hard' or 'soft'"
-    names = value if name == "reads" else [value]
-    if not isinstance(names, list) or not all(isinstance(one, str) and one for one in names):
-        return "expected a list of span ids" if name == "reads" else "expected a text"
-    if any(not one.isprintable() or len(one) > _NAME for one in names):
-        raise ApiError(
-            400, "invalid_name", f"{name} must be printable and have {_NAME} characters at most", param=name
-        )
+    names = value if isinstance(value, list) else [value]
+    for one in (inner for each in names for inner in (each.values() if isinstance(each, dict) else [each])):
+        if name in ("span", "step") and isinstance(one, str) and len(one) > _NAME:
+            return f"at most {_NAME} characters"
+        if name in ("span", "step", "reads") and isinstance(one, str) and "\0" in one:
+            raise ApiError(400, "invalid_name", f"{name} must not have a NUL", param=name)
+    try:
+        Message.parse({"role": "user", "content": "", "step": "s", name: value})
+    except TenureError as error:
+        return error.cause
     return "another message of this request has this id" if name == "span" and value in taken else ""
 
 
