@@ -10,6 +10,18 @@ if TYPE_CHECKING:
     from tenure.memory import Memory
     from tenure.planners.base import Edge
 
+REASONS = {
+    "budget": "no step reads it, and other slots scored higher",
+    "plan": "a step will read it, but what is read sooner filled the budget",
+    "expired": "every step that read it was done",
+    "compressed": "fewer entries stand for it; the column compressed counts them",
+    "superseded": "a newer reading of the same thing took its place",
+    "spilled": "a step will read it, and it comes back for that from a tier",
+    "room": "a span that came back from a tier needed its place",
+    "rollback": "taking back tokens cut all layers to one length",
+}
+"""What the reasons of an eviction mean."""
+
 
 @dataclass(frozen=True)
 class SessionStats:

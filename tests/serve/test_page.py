@@ -9,6 +9,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
+from tenure.report import REASONS
 from tenure.serve.page import page_router
 
 STATIC = files("tenure.serve").joinpath("static")
@@ -62,3 +63,9 @@ def test_nothing_comes_from_elsewhere_and_nothing_is_written_as_markup(name):
         assert word not in text
     if name.endswith(".html"):
         assert not re.search(r"\son\w+=|\sstyle=|<style|<script(?![^>]*\ssrc=)|javascript:", text)
+
+
+def test_the_page_explains_evictions_as_the_command_line_does():
+    text = STATIC.joinpath("dom.js").read_text(encoding="utf-8")
+    table = re.search(r"export const REASONS = \{\n(.*?)\};", text, re.DOTALL)
+    assert dict(re.findall(r'  (\w+): "([^"]+)",', table[1])) == REASONS

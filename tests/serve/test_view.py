@@ -161,3 +161,17 @@ def test_tiers_say_where_spans_can_come_back_from(models):
     assert after["traffic"]["hits"] == 1
     assert after["traffic"]["bytes in"] == 20 * engine.layout.token_bytes
     assert sum(block["restored"] for block in memory_view(session, most=2)["blocks"]) == 1
+
+
+def test_what_is_compressed_is_counted_by_span(engines):
+    session = engines("llama").session(budget=192, chunk=64, slack=8)
+    for number in range(5):
+        session.append_ids(random_ids(24, seed=number), span=f"span-{number}")
+    assert all("compressed" not in block for block in memory_view(session)["blocks"])
+    session.compress(ratio=4, method="snapkv")
+    view, stats = memory_view(session), session.stats()
+    assert view["compressed"] == pytest.approx(stats.compressed, abs=0.051)
+    assert view["compressed"] > 0
+    assert view["kv_bytes"] == stats.kv_bytes
+    for block in view["blocks"]:
+        assert block["compressed"] == pytest.approx(session.explain(block["id"]).compressed, abs=0.051)

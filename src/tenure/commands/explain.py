@@ -12,6 +12,7 @@ from tenure.commands.explain_regions import draw, timeline_table
 from tenure.commands.options import MemoryOptions, ModelOptions, load_engine
 from tenure.commands.view import RunView
 from tenure.errors import PlanError
+from tenure.report import REASONS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,18 +21,6 @@ if TYPE_CHECKING:
     from rich.console import Group
 
     from tenure.report import SpanReport
-
-REASONS = {
-    "budget": "no step reads it, and other slots scored higher",
-    "plan": "a step will read it, but what is read sooner filled the budget",
-    "expired": "every step that read it was done",
-    "compressed": "fewer entries stand for it; the column compressed counts them",
-    "superseded": "a newer reading of the same thing took its place",
-    "spilled": "a step will read it, and it comes back for that from a tier",
-    "room": "a span that came back from a tier needed its place",
-    "rollback": "taking back tokens cut all layers to one length",
-}
-"""What the reasons of an eviction mean."""
 
 
 def run(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from tenure.ledger import Ledger
+    from tenure.memory import Memory
     from tenure.plan import Plan
     from tenure.session import Session
     from tenure.spans import Span
@@ -39,7 +40,7 @@ def session_summary(session: Session) -> dict[str, Any]:
         "budget": memory.config.budget,
         "evicted": memory.ledger.evicted_ever,
         "spans": len(memory.ledger.spans),
-        "kv_bytes": memory.rows.nbytes,
+        "kv_bytes": memory.nbytes,
     }
 
 
@@ -67,6 +68,7 @@ def memory_view(
     stop = length if stop is None else max(start, min(stop, length))
     facts = _Facts.of(ledger)
     archive = memory.archive
+    layout = memory.device.layout
     places = archive.places() if isinstance(archive, SpanArchive) else {}
     spans = list(ledger.spans)
     return {
@@ -78,9 +80,10 @@ def memory_view(
         "limit": config.position_limit,
         "renumbers": ledger.renumbers,
         "sinks": config.sinks,
-        "layers": session.engine.layout.layers,
+        "layers": layout.layers,
         "groups": ledger.groups,
-        "full_kv_bytes": length * session.engine.layout.token_bytes,
+        "full_kv_bytes": length * layout.token_bytes,
+        "compressed": round(memory.frozen.entries / (layout.layers * layout.kv_heads), 1),
         "pinned": {pin: sum(len(one) for one in spans if one.pin == pin) for pin in ("hard", "soft")},
         "evictions": _lost(spans, ledger.groups),
         "regions": _regions(spans, facts, ledger.groups),
@@ -90,7 +93,7 @@ def memory_view(
         "traffic": archive.counters.to_json() if isinstance(archive, SpanArchive) else None,
         "window": [start, stop],
         "blocks": [
-            _block(run, first, facts, ledger, plan, places)
+            _block(run, first, facts, memory, plan, places)
             for first, run in _runs(ledger, plan, start, stop, most)
         ],
     }
@@ -160,8 +163,9 @@ def _runs(
 
 
 def _block(
-    run: Sequence[Span], first: int, facts: _Facts, ledger: Ledger, plan: Plan, places: Mapping[str, str]
+    run: Sequence[Span], first: int, facts: _Facts, memory: Memory, plan: Plan, places: Mapping[str, str]
 ) -> dict[str, Any]:
+    ledger = memory.ledger
     part = slice(first, first + len(run))
     count = facts.count[:, part].sum(1)
     held = int(count.sum())
@@ -180,6 +184,8 @@ def _block(
         block["positions"] = [int(facts.low[part][there].min()), int(facts.high[part][there].max())]
     if ledger.groups > 1:
         block["by_layer"] = [percent(one, tokens) for one in count.tolist()]
+    if memory.frozen.segments:
+        block["compressed"] = round(memory.frozen.inside(run[0].start, run[-1].stop), 1)
     if places:
         block["retrievable"] = percent(sum(len(one) for one in run if one.id in places), tokens)
         block["restored"] = sum(one.restored for one in run)

@@ -90,10 +90,11 @@ export const REASONS = {
   budget: "no step reads it, and other slots scored higher",
   plan: "a step will read it, but what is read sooner filled the budget",
   expired: "every step that read it was done",
-  superseded: "a later span took its place",
-  pin: "pinned spans filled the budget",
+  compressed: "fewer entries stand for it; the column compressed counts them",
+  superseded: "a newer reading of the same thing took its place",
+  spilled: "a step will read it, and it comes back for that from a tier",
+  room: "a span that came back from a tier needed its place",
   rollback: "taking back tokens cut all layers to one length",
-  error: "it could not be kept",
 };
 
 export const regionName = (region) => region.replaceAll("_", " ");

@@ -44,7 +44,8 @@ export function tiles(view, speed) {
     tile("Tokens so far", count(view.tokens), "",
       plural(view.spans, "span") + (view.waiting > 1 ? `, ${plural(view.waiting, "token")} waiting` : ""), mix(view)),
     tile("In the cache", count(view.resident), budget ? `of ${count(budget)}` : "slots",
-      pinned.hard + pinned.soft ? `${count(pinned.hard + pinned.soft)} pinned` : "slots of each layer and head",
+      [pinned.hard + pinned.soft ? `${count(pinned.hard + pinned.soft)} pinned` : "slots of each layer and head",
+        view.compressed ? `${count(view.compressed)} more, compressed` : null].filter(Boolean).join(", "),
       meter(percent(view.resident, budget ?? view.resident), null,
         h("i", {class: "pins", width: `${percent(pinned.hard, budget ?? view.resident)}%`}))),
     tile("Planned reads", view.planned.resident === null ? "–" : `${view.planned.resident} %`,
@@ -86,19 +87,24 @@ function sparkline(rates) {
 export function legend(view, region, pick) {
   const known = REGIONS.filter((name) => name in view.regions);
   const tiered = view.blocks.some((block) => block.retrievable);
-  fill(byId("legend"), [known, region, tiered], () => [
+  fill(byId("legend"), [known, region, tiered, view.compressed > 0], () => [
     ...known.map((name) =>
       h("li", {}, h("button", {type: "button", color: color(name), "aria-pressed": String(name === region), onclick: () => pick(name)},
         h("i", {class: "swatch"}), regionName(name)))),
     h("li", {class: "note", color: "var(--accent)"}, h("i", {class: "swatch"}), "a step reads it"),
     h("li", {class: "note", color: "var(--ink)"}, h("i", {class: "swatch"}), "pinned"),
+    view.compressed > 0 ? h("li", {class: "note"}, h("i", {}, "▒"), "compressed") : null,
     tiered ? h("li", {class: "note"}, h("i", {}, "≡"), "retrievable from a tier") : null,
   ].filter(Boolean));
 }
 
+let planTop = 0;
+
 export function plan(view) {
   const {steps, total, finished} = view.plan;
   byId("plan-count").textContent = total ? `${count(finished)} of ${count(total)} done` : "";
+  const first = byId("plan").firstElementChild;
+  const top = first?.scrollTop;
   const marks = {done: "✓", current: "▸", coming: "○"};
   fill(byId("plan"), view.plan, () =>
     total
@@ -111,6 +117,13 @@ export function plan(view) {
                 ? h("span", {class: "reads"}, `reads ${step.reads.map(shown).join(", ")}${step.more_reads ? ` and ${step.more_reads} more` : ""}`)
                 : null)))
       : h("p", {class: "none"}, "No plan: what stays is decided by attention alone. A message’s step and reads make one."));
+  // The current step stays in sight, until somebody scrolls away from it.
+  const list = byId("plan").firstElementChild;
+  if (!total || list === first) return;
+  const current = list.querySelector("[data-state=current]") ?? list.lastElementChild;
+  const follows = top === undefined || top === planTop;
+  list.scrollTop = follows ? current.offsetTop - list.offsetTop - 60 : top;
+  if (follows) planTop = list.scrollTop;
 }
 
 export function lost(view) {
@@ -179,6 +192,7 @@ export function detail(block, said) {
       fact("Tokens", `${count(tokens)}, from ${count(block.start)} to ${count(block.stop - 1)}`),
       fact("Resident", `${block.resident} %`),
       block.retrievable === undefined ? null : fact("Retrievable", `${block.retrievable} %${block.tier ? `, in ${shown(block.tier)}` : ""}`),
+      block.compressed ? fact("Compressed", `${count(block.compressed)} entries a layer and head`) : null,
       block.restored ? fact("Brought back", plural(block.restored, "time")) : null,
       fact("Rotary positions", block.positions ? `${count(block.positions[0])} to ${count(block.positions[1])}` : "none: nothing is resident"),
       fact("Distance from the next token", block.gap === null ? "–" : count(block.gap)),

@@ -101,11 +101,17 @@ export class Timeline {
       paint.globalAlpha = faded(block) ? 0.05 : 0.17;
       paint.fillRect(left, top, wide, BLOCKS);
       if (block.retrievable) {
-        paint.globalAlpha = faded(block) ? 0.04 : 0.3;
+        paint.globalAlpha = faded(block) ? 0.04 : 0.24;
         const tall = (BLOCKS * Math.min(100 - block.resident, block.retrievable)) / 100;
-        for (let y = top + BLOCKS - (BLOCKS * block.resident) / 100 - 3; y > top + BLOCKS - (BLOCKS * block.resident) / 100 - tall; y -= 5) {
+        for (let y = top + BLOCKS - (BLOCKS * block.resident) / 100 - 3; y > top + BLOCKS - (BLOCKS * block.resident) / 100 - tall; y -= 6) {
           paint.fillRect(left, y, wide, 1.5);
         }
+      }
+      const stood = block.evicted.compressed ?? 0;
+      if (block.compressed && stood) {
+        const tall = (BLOCKS * Math.min(stood / (block.stop - block.start), 1 - block.resident / 100));
+        paint.globalAlpha = faded(block) ? 0.1 : 0.5;
+        paint.fillRect(left, top + BLOCKS - (BLOCKS * block.resident) / 100 - tall, wide, tall);
       }
       if (block.resident) {
         const tall = Math.max(2, (BLOCKS * block.resident) / 100);
@@ -443,6 +449,7 @@ export function lines(block) {
   const name = block.spans === 1 ? shown(block.id) : `${count(block.spans)} spans, ${shown(block.first)} to ${shown(block.last)}`;
   const found = [name, regionName(block.region), plural(block.stop - block.start, "token")];
   found.push(`${block.resident} % resident`);
+  if (block.compressed) found.push(`${count(block.compressed)} entries stand for the rest`);
   if (block.retrievable) found.push(`${block.retrievable} % retrievable`);
   if (block.positions) found.push(`positions ${count(block.positions[0])} to ${count(block.positions[1])}`);
   if (block.pin) found.push(`${block.pin} pin`);
