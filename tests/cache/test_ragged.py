@@ -48,6 +48,17 @@ def of(made, kernels=cpu, copy=True):
     return RaggedSegment.of(made, cos_sin, kernels, copy=copy)
 
 
+def kernels_of_the_machine():
+    from tenure.kernels.native import native
+
+    found = native()
+    return pytest.param(found, marks=pytest.mark.skipif(found is None, reason="no compiler"))
+
+
+def replace_rotated(segment):
+    return RaggedSegment(segment.entries, None, segment.cos_sin, segment.kernels)
+
+
 def queries(count, seed=1):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(LAYOUT.kv_heads, GROUP, count, LAYOUT.head_dim, generator=generator)
@@ -162,14 +173,27 @@ def test_rows_and_frozen_segments_are_one_softmax(rows, new, segments):
     torch.testing.assert_close(pack.work.mass[0].double(), mass, atol=1e-5, rtol=1e-5)
 
 
-def test_the_decode_step_is_the_same():
-    pack = Pack([of(entries(LENGTHS))])
+@pytest.mark.parametrize("segments", [1, 2, 3])
+@pytest.mark.parametrize("native", [None, kernels_of_the_machine()], ids=["torch", "native"])
+@pytest.mark.parametrize("reduce", ["mean", "max"])
+def test_the_decode_step_is_the_same(segments, native, reduce):
+    frozen = [
+        of(entries(LENGTHS)),
+        of(entries([0, 0, 4, 3, 1, 0], seed=3)),
+        of(entries([300, 1, 0, 290, 2, 513], seed=4)),
+    ]
+    if native is None:  # what the kernels cannot read goes the slow way
+        frozen = [replace_rotated(one) for one in frozen]
+    pack = Pack(frozen[:segments], statistics=Statistics(window=0, reduce=reduce))
     for layer in range(LAYOUT.layers):
         qkv = torch.cat([pack.q[:, 0], pack.k[layer, :, -1], pack.v[layer, :, -1]])
         out = torch.empty(1, LAYOUT.kv_heads * GROUP, LAYOUT.head_dim)
-        pack.forward.step(None, layer, qkv[None], out)
+        pack.forward.step(native, layer, qkv[None], out)
         torch.testing.assert_close(out[0].double(), pack.expected(layer)[0][:, 0], atol=1e-5, rtol=1e-5)
         assert torch.equal(pack.segment.raw[layer, :, 4], pack.k[layer, :, -1])
+    joined = [pack.expected(layer)[1][:, 0] for layer in range(LAYOUT.layers)]
+    joined = [one.mean(0) if reduce == "mean" else one.amax(0) for one in joined]
+    torch.testing.assert_close(pack.work.mass[0].double(), sum(joined) / LAYOUT.layers, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("new", [1, 3])

@@ -13,7 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tenure.cache.rows import RowSegment, Segment
+from tenure.cache.ragged import RaggedSegment
+from tenure.cache.rows import RowSegment
 from tenure.kernels import Kernels
 from tenure.kernels.native import Native
 
@@ -52,7 +53,7 @@ class Work:
     rows: RowSegment
     start: int
     stop: int
-    frozen: Sequence[Segment] = ()
+    frozen: Sequence[RaggedSegment] = ()
     statistics: Statistics | None = None
     groups: int = 1
     watch: Watch | None = None
@@ -108,9 +109,12 @@ class Forward:
         """
         for work in self.work:
             token, statistics, mass = work.start, work.statistics, work.mass
+            other = None
             if work.frozen:
-                self._step_frozen(layer, work, qkv[token], out[token])
-                continue
+                other = self._frozen(native, layer, work, qkv[token])
+                if other is None:
+                    self._step_frozen(layer, work, qkv[token], out[token])
+                    continue
             native.attention(
                 qkv[token],
                 self.cos[token],
@@ -122,7 +126,28 @@ class Forward:
                 mass=None if mass is None else mass[layer % work.groups],
                 share=work.share,
                 mean=statistics is not None and statistics.reduce == "mean",
+                other=other,
             )
+
+    def _frozen(self, native: Native, layer: int, work: Work, qkv: Tensor) -> tuple[Tensor, Tensor] | None:
+        """One token's attention over the frozen segments of a session; None if the kernels cannot read one."""
+        other: tuple[Tensor, Tensor] | None = None
+        for segment in work.frozen:
+            flat = segment.flat(layer)
+            if flat is None:
+                return None
+            entries, offsets, longest = flat
+            other = native.ragged(
+                qkv,
+                self.cos[work.start],
+                self.sin[work.start],
+                entries,
+                offsets,
+                longest,
+                scale=self.scale,
+                other=other,
+            )
+        return other
 
     def _step_frozen(self, layer: int, work: Work, qkv: Tensor, out: Tensor) -> None:
         """One token of a session with frozen segments: ``qkv`` ``[heads + 2 kv_heads, D]``, ``out`` ``[heads, D]``."""

@@ -123,6 +123,23 @@ class RaggedSegment:
         offsets: list[list[int]] = torch.cat([ends[:, :1] - lengths[:, :1], ends], 1).tolist()
         return offsets
 
+    @cached_property
+    def _local(self) -> tuple[Tensor, int]:
+        """Offsets within each layer ``[layers, kv_heads + 1]`` int64, and the longest head's length."""
+        offsets = torch.tensor(self._offsets)
+        return offsets - offsets[:, :1], int(self.entries.lengths.max())
+
+    def flat(self, layer: int) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor, int] | None:
+        """What the native kernel reads of a layer: rotated keys, values and multiplicities, offsets, longest head.
+
+        None where it cannot read them: without a rotated copy, or not on a CPU.
+        """
+        if self.rotated is None or self.rotated.device.type != "cpu":
+            return None
+        start, stop = self._offsets[layer][0], self._offsets[layer][-1]
+        entries = (self.rotated[start:stop], self.entries.values[start:stop], self.entries.bias[start:stop])
+        return entries, self._local[0][layer], self._local[1]
+
     @property
     def nbytes(self) -> int:
         """Bytes allocated: keys, values, the rotated copy, multiplicities and positions."""

@@ -96,19 +96,27 @@ static void rotate(const float *x, const float *cosines, const float *sines, flo
 
 #define BLOCK 256 /* rows a task */
 
+/* What a second set of keys is of both, by their log-sum-exps. -1e30 stands for no keys. */
+static inline float joined(float own, float other) {
+    float gap = own - other;
+    gap = gap > 80.0f ? 80.0f : gap < -80.0f ? -80.0f : gap;
+    return 1.0f / (1.0f + expf(gap));
+}
+
 /* One token of one layer.
  * qkv: fp32 [heads + 2 kv_heads, dim], unrotated. raw, values, rotated: [kv_heads, capacity, dim] of the layer.
  * out: [heads, dim]. probabilities: scratch [heads, row + 1], holds the softmax after the call.
- * mass: [row + 1] or NULL; gets share * (reduce ? mean : max) over heads added. */
+ * mass: [row + 1] or NULL; gets share * (reduce ? mean : max) over heads added.
+ * other, other_lse: [heads, dim] and [heads], attention over further keys to be joined with, or NULL; may be out. */
 #define ATTENTION(T)                                                                                          \
     void tenure_attention_##T(const float *qkv, const float *cosines, const float *sines, T *raw, T *values,  \
                               T *rotated, float *out, float *probabilities, float *mass, long heads,          \
                               long kv_heads, long dim, long half, long capacity, long row, float scale,       \
-                              float share, int mean) {                                                        \
+                              float share, int mean, const float *other, const float *other_lse) {            \
         long group = heads / kv_heads, rows = row + 1, blocks = (rows + BLOCK - 1) / BLOCK;                   \
         float *query = malloc(sizeof(float) * (size_t)(heads + 1) * (size_t)dim);                             \
         float *partial = malloc(sizeof(float) * (size_t)(heads * blocks) * (size_t)dim);                      \
-        float *turned = query + heads * dim;                                                                  \
+        float *turned = query + heads * dim, *rest = malloc(sizeof(float) * (size_t)heads);                   \
         for (long g = 0; g < kv_heads; g++) {                                                                 \
             const float *k = qkv + (heads + g) * dim, *v = qkv + (heads + kv_heads + g) * dim;                \
             T *to = raw + (g * capacity + row) * dim, *tv = values + (g * capacity + row) * dim;              \
@@ -141,6 +149,8 @@ static void rotate(const float *x, const float *cosines, const float *sines, flo
                 for (long j = 1; j < rows; j++) top = p[j] > top ? p[j] : top;                                \
                 for (long j = 0; j < rows; j++) p[j] = expf(p[j] - top), sum += p[j];                         \
                 float inverse = 1.0f / sum;                                                                   \
+                rest[h] = other ? joined(top + logf(sum), other_lse[h]) : 0.0f;                               \
+                inverse *= 1.0f - rest[h];                                                                    \
                 for (long j = 0; j < rows; j++) p[j] *= inverse;                                              \
             }                                                                                                 \
             _Pragma("omp for schedule(static)") for (long task = 0; task < kv_heads * blocks; task++) {       \
@@ -170,13 +180,85 @@ static void rotate(const float *x, const float *cosines, const float *sines, flo
             }                                                                                                 \
         }                                                                                                     \
         for (long i = 0; i < heads * dim; i++) {                                                              \
-            float sum = 0.0f;                                                                                 \
+            float sum = other ? rest[i / dim] * other[i] : 0.0f;                                              \
             for (long block = 0; block < blocks; block++) sum += partial[block * heads * dim + i];            \
             out[i] = sum;                                                                                     \
         }                                                                                                     \
         free(query);                                                                                          \
         free(partial);                                                                                        \
+        free(rest);                                                                                           \
     }
 
 ATTENTION(bf16)
 ATTENTION(f32)
+
+/* One token's attention over frozen entries of a layer, an own number for each kv head.
+ * keys, values: [entries, dim], rotated. bias: [entries], log-multiplicities. offsets: [kv_heads + 1] into them.
+ * out, lse: [heads, dim], [heads], joined with other and other_lse as above. logits: scratch [heads, longest]. */
+#define RAGGED(T)                                                                                             \
+    void tenure_ragged_##T(const float *qkv, const float *cosines, const float *sines, const T *keys,         \
+                           const T *values, const float *bias, const long *offsets, float *out, float *lse,   \
+                           float *logits, long heads, long kv_heads, long dim, long half, long longest,       \
+                           float scale, const float *other, const float *other_lse) {                         \
+        long group = heads / kv_heads, blocks = (longest + BLOCK - 1) / BLOCK;                                \
+        float *query = malloc(sizeof(float) * (size_t)heads * (size_t)dim);                                   \
+        float *partial = calloc((size_t)(heads * blocks) * (size_t)dim, sizeof(float));                       \
+        float *rest = malloc(sizeof(float) * (size_t)heads);                                                  \
+        for (long h = 0; h < heads; h++) {                                                                    \
+            rotate(qkv + h * dim, cosines, sines, query + h * dim, half, dim);                                \
+            for (long i = 0; i < dim; i++) query[h * dim + i] *= scale;                                       \
+        }                                                                                                     \
+        _Pragma("omp parallel") {                                                                             \
+            _Pragma("omp for schedule(static)") for (long task = 0; task < kv_heads * blocks; task++) {       \
+                long g = task / blocks, first = offsets[g], rows = offsets[g + 1] - first;                    \
+                long start = task % blocks * BLOCK, stop = start + BLOCK < rows ? start + BLOCK : rows;       \
+                for (long j = start; j < stop; j++) {                                                         \
+                    const T *restrict key = keys + (first + j) * dim;                                         \
+                    for (long m = 0; m < group; m++) {                                                        \
+                        const float *restrict q = query + (g * group + m) * dim;                              \
+                        float sum = 0.0f;                                                                     \
+                        for (long i = 0; i < dim; i++) sum += q[i] * load_##T(key[i]);                        \
+                        logits[(g * group + m) * longest + j] = sum + bias[first + j];                        \
+                    }                                                                                         \
+                }                                                                                             \
+            }                                                                                                 \
+            _Pragma("omp for schedule(static)") for (long h = 0; h < heads; h++) {                            \
+                long rows = offsets[h / group + 1] - offsets[h / group];                                      \
+                float *restrict p = logits + h * longest;                                                     \
+                float top = rows ? p[0] : 0.0f, sum = 0.0f, own = -1e30f;                                     \
+                for (long j = 1; j < rows; j++) top = p[j] > top ? p[j] : top;                                \
+                for (long j = 0; j < rows; j++) p[j] = expf(p[j] - top), sum += p[j];                         \
+                if (rows) own = top + logf(sum);                                                              \
+                rest[h] = other ? (rows ? joined(own, other_lse[h]) : 1.0f) : 0.0f;                           \
+                float inverse = rows ? (1.0f - rest[h]) / sum : 0.0f;                                         \
+                for (long j = 0; j < rows; j++) p[j] *= inverse;                                              \
+                lse[h] = other && other_lse[h] > own ? other_lse[h] - logf(rest[h]) :                         \
+                         rows ? own - logf(1.0f - rest[h]) : own;                                             \
+            }                                                                                                 \
+            _Pragma("omp for schedule(static)") for (long task = 0; task < kv_heads * blocks; task++) {       \
+                long g = task / blocks, block = task % blocks, first = offsets[g];                            \
+                long rows = offsets[g + 1] - first, start = block * BLOCK;                                    \
+                long stop = start + BLOCK < rows ? start + BLOCK : rows;                                      \
+                float *restrict sums = partial + (size_t)(block * heads + g * group) * (size_t)dim;           \
+                for (long j = start; j < stop; j++) {                                                         \
+                    const T *restrict value = values + (first + j) * dim;                                     \
+                    for (long m = 0; m < group; m++) {                                                        \
+                        float p = logits[(g * group + m) * longest + j];                                      \
+                        float *restrict to = sums + m * dim;                                                  \
+                        for (long i = 0; i < dim; i++) to[i] += p * load_##T(value[i]);                       \
+                    }                                                                                         \
+                }                                                                                             \
+            }                                                                                                 \
+        }                                                                                                     \
+        for (long i = 0; i < heads * dim; i++) {                                                              \
+            float sum = other ? rest[i / dim] * other[i] : 0.0f;                                              \
+            for (long block = 0; block < blocks; block++) sum += partial[block * heads * dim + i];            \
+            out[i] = sum;                                                                                     \
+        }                                                                                                     \
+        free(query);                                                                                          \
+        free(partial);                                                                                        \
+        free(rest);                                                                                           \
+    }
+
+RAGGED(bf16)
+RAGGED(f32)

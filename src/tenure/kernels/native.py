@@ -49,7 +49,12 @@ class Native:
             for dtype in (torch.bfloat16, torch.float32)
         }
         for function in self._attention.values():
-            function.argtypes = [_pointer] * 9 + [_long] * 6 + [_float] * 2 + [_int]
+            function.argtypes = [_pointer] * 9 + [_long] * 6 + [_float] * 2 + [_int] + [_pointer] * 2
+        self._ragged = {
+            dtype: getattr(library, f"tenure_ragged_{_NAMES[dtype]}") for dtype in self._attention
+        }
+        for function in self._ragged.values():
+            function.argtypes = [_pointer] * 10 + [_long] * 5 + [_float] + [_pointer] * 2
         self._widest = int(library.tenure_can_attend())
         if self._widest:
             self._attend = library.tenure_attend
@@ -151,6 +156,7 @@ class Native:
         mass: Tensor | None,
         share: float,
         mean: bool,
+        other: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         """Append one token to a layer's slab and attend.
 
@@ -165,6 +171,7 @@ class Native:
             mass: ``[row + 1]`` fp32 that gets ``share`` times the attention mass added, or None.
             share: see ``mass``.
             mean: join query heads by their mean, else by their maximum.
+            other: attention over further keys, from :meth:`ragged`, to be joined with.
         """
         raw, values, rotated = slab
         kv_heads, capacity, dim = raw.shape
@@ -189,7 +196,52 @@ class Native:
             scale,
             share,
             mean,
+            *(None, None) if other is None else (other[0].data_ptr(), other[1].data_ptr()),
         )
+
+    def ragged(
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        entries: tuple[Tensor, Tensor, Tensor],
+        offsets: Tensor,
+        longest: int,
+        *,
+        scale: float,
+        other: tuple[Tensor, Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """One token's attention over frozen entries of a layer.
+
+        Args:
+            qkv: ``[heads + 2 kv_heads, D]`` fp32, unrotated.
+            cos: ``[r/2]`` fp32 at the token's position.
+            sin: like ``cos``.
+            entries: rotated keys and values ``[N, D]``, log-multiplicities ``[N]``.
+            offsets: ``[kv_heads + 1]`` int64, where each head's entries begin.
+            longest: of all heads.
+            scale: factor on the logits.
+            other: attention over further keys, to be joined with.
+
+        Returns:
+            ``[heads, D]`` fp32 and the log-sum-exp ``[heads]``, -1e30 without a key.
+        """
+        keys, values, bias = entries
+        kv_heads, dim = len(offsets) - 1, keys.shape[1]
+        heads = len(qkv) - 2 * kv_heads
+        out, lse = torch.empty(heads, dim), torch.empty(heads)
+        scratch = torch.empty(heads, longest)
+        self._ragged[keys.dtype](
+            *(one.data_ptr() for one in (qkv, cos, sin, keys, values, bias, offsets, out, lse, scratch)),
+            heads,
+            kv_heads,
+            dim,
+            cos.shape[-1],
+            longest,
+            scale,
+            *(None, None) if other is None else (other[0].data_ptr(), other[1].data_ptr()),
+        )
+        return out, lse
 
 
 @functools.cache
