@@ -16,7 +16,7 @@ from tenure.commands.play import by_step
 from tenure.config import SessionConfig
 
 ARM = {"facts_found", "facts_total", "residency", "kv_bytes", "full_kv_bytes", "tokens", "seconds"}
-SMALL = ["--tokens", 3000, "--budget", 256, "--chunk", 200, "--max-tokens", 6, "--dtype", "fp32"]
+SMALL = ["--tokens", 3000, "--budget", 320, "--chunk", 200, "--max-tokens", 6, "--dtype", "fp32"]
 
 
 def test_json_is_the_last_line(tenure, tiny_folder):
@@ -47,7 +47,7 @@ def test_an_arm_alone_says_the_same(tenure, tiny_folder, name, monkeypatch):
     tenure("demo", "-m", tiny_folder, *SMALL)
     engine = Engine.load(tiny_folder, dtype="fp32")
     file = build_demo(engine.tokenizer, 3000, 0)
-    session = engine.session(SessionConfig(budget=256, chunk=200, **ARMS[name]), plan=file.plan())
+    session = engine.session(SessionConfig(budget=320, chunk=200, **ARMS[name]), plan=file.plan())
     for messages in by_step(file.messages):
         session.append(messages)
     arm = next(arm for arm in shown if arm.name == name)

@@ -283,7 +283,7 @@ def profile(
     chunk: Annotated[int, typer.Option(help="Tokens a forward.")] = 2048,
     policy: Annotated[str, typer.Option(help="Retention policy.")] = "h2o",
     dtype: Annotated[str, typer.Option(help="auto, bf16, fp16 or fp32.")] = "auto",
-    flame: Annotated[Path | None, typer.Option(help="Write a flame graph (SVG) here.")] = None,
+    flame: Annotated[Path | None, typer.Option(help="Draw a flame graph here, .svg or .png.")] = None,
     record: Record = None,
     as_json: AsJson = False,
 ) -> None:

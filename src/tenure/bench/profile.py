@@ -18,7 +18,6 @@ import torch
 
 from tenure.cache.attend import Forward
 from tenure.engine import Engine
-from tenure.errors import ConfigError
 from tenure.ledger import Ledger
 from tenure.memory import Memory
 from tenure.models.weights import Projection
@@ -105,7 +104,7 @@ def run(
         policy: retention policy.
         dtype: see :class:`~tenure.config.EngineConfig`.
         weights: see :class:`~tenure.config.EngineConfig`.
-        flame: where to write a flame graph as an HTML page, which needs ``pyinstrument``.
+        flame: where to draw a flame graph (SVG or PNG); see :mod:`tenure.bench.flame`.
 
     Returns:
         For ``fill`` (a chunk) and ``decode`` (a step) the milliseconds in all and a part.
@@ -121,7 +120,15 @@ def run(
     fill = _measure(engine, session, lambda: session.append_ids(ids(chunk)), 1)
     decode = _measure(engine, session, lambda: session.force(ids(_STEPS)), _STEPS)
     if flame is not None:
-        _flame(flame, lambda: session.append_ids(ids(2 * chunk)), lambda: session.force(ids(2 * _STEPS)))
+        from tenure.bench.flame import record
+
+        record(
+            flame,
+            {
+                f"fill, two chunks of {chunk:,}": lambda: session.append_ids(ids(2 * chunk)),
+                f"decode, {2 * _STEPS} steps": lambda: session.force(ids(2 * _STEPS)),
+            },
+        )
     return {"model": model, "fill": fill, "decode": decode}
 
 
@@ -145,18 +152,3 @@ def _measure(engine: Engine, session: Session, call: Callable[[], Any], steps: i
         **result,
         "python and small operations": max(0.0, total - sum(result.values())),
     }
-
-
-def _flame(path: Path, *calls: Callable[[], Any]) -> None:
-    try:
-        from pyinstrument import Profiler
-        from pyinstrument.renderers import HTMLRenderer
-    except ImportError as error:
-        raise ConfigError(
-            "a flame graph needs pyinstrument", option="flame", way_out="pip install 'tenure[bench]'"
-        ) from error
-    profiler = Profiler(interval=0.0005)
-    with profiler:
-        for call in calls:
-            call()
-    path.write_text(profiler.output(HTMLRenderer()), encoding="utf-8")
