@@ -12,6 +12,7 @@ import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tenure.bench.longsession.filler import cut
 from tenure.errors import ConfigError
 from tenure.messages import Message
 from tenure.sessionfile import Probe, SessionFile
@@ -226,13 +227,9 @@ def _filler(tokenizer: Any, before: list[Message], tokens: int) -> list[Message]
 def _cut(transcript: Transcript, ask: Message, path: Path, room: int) -> tuple[Message, int] | None:
     """The start of a file, in whole lines, that fits with its announcement; None when no line does."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    low, high, best = 1, len(lines), None
-    while low <= high:
-        middle = (low + high) // 2
-        message = Message("tool", f"$ cat {path.name}\n" + "".join(lines[:middle]))
-        used = sum(len(piece.ids) for piece in transcript.fork().open([ask, message]))
-        if used <= room:
-            best, low = (message, used), middle + 1
-        else:
-            high = middle - 1
-    return best
+
+    def make(count: int) -> list[Message]:
+        return [ask, Message("tool", f"$ cat {path.name}\n" + "".join(lines[:count]))]
+
+    found = cut(transcript, make, len(lines), room)
+    return None if found is None else (found[0][1], found[1])

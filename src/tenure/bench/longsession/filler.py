@@ -160,7 +160,7 @@ def read_filler(transcript: Transcript, source: Iterator[list[Part]], tokens: in
 
 
 def cut(
-    transcript: Transcript, make: Callable[..., list[Message]], lines: int, room: int
+    transcript: Transcript, make: Callable[[int], list[Message]], lines: int, room: int
 ) -> tuple[list[Message], int] | None:
     """The most lines whose messages fit ``room`` tokens behind a transcript, and their tokens; None if none do.
 
@@ -173,7 +173,7 @@ def cut(
     low, high, best = 1, lines, None
     while low <= high:
         middle = (low + high) // 2
-        messages = make(count=middle)
+        messages = make(middle)
         used = sum(len(piece.ids) for piece in transcript.fork().open(messages))
         if used <= room:
             best, low = (messages, used), middle + 1
