@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+import statistics
 
 import pytest
 import torch
 
-from tenure.planners import keys
-from tenure.planners.keys import KeyArchive, fused, looked_at, means, queries, scores
+from tenure.planners.keys import HEADER, KeyArchive, fused, kept_keys, looked_at, queries, scores
 from tenure.tiers.archive import SpanArchive
 from tests.chats import SHAPE, user
 from tests.conftest import random_ids
@@ -22,12 +22,10 @@ def test_layers_looked_at():
     assert looked_at(24) == [8, 10, 12, 14, 16, 18, 20, 22]
 
 
-def test_means_are_those_of_blocks():
-    raw = torch.randn(3, 2, 2 * keys.BLOCK + 3, 4)
-    got, sizes = means(raw)
-    assert got.shape == (2, 2, 3, 4)
-    assert sizes.tolist() == [keys.BLOCK, keys.BLOCK, 3]
-    torch.testing.assert_close(got[1, 0, 2], raw[2, 0, -3:].mean(0))
+def test_keys_of_headers_are_left_out():
+    raw = torch.randn(3, 2, 10, 4)
+    assert torch.equal(kept_keys(raw), raw[1:, :, HEADER:])
+    assert torch.equal(kept_keys(raw[:, :, :5]), raw[1:, :, :5]), "a short span has all of them"
 
 
 def test_queries_are_the_stock_model_s(engines, models):
@@ -50,17 +48,16 @@ def test_queries_are_the_stock_model_s(engines, models):
         torch.testing.assert_close(one, wanted, atol=1e-4, rtol=1e-4)
 
 
-def test_scores_equal_a_loop(engines):
+@pytest.mark.parametrize("batch", [2, 100])
+def test_scores_equal_a_loop(engines, monkeypatch, batch):
+    monkeypatch.setattr("tenure.planners.keys._BATCH", batch)
     engine = engines("qwen2", **SHAPE)
-    layers, groups, heads, dim = len(looked_at(2)), 2, 4, 16
+    layers, groups, heads, dim, distance = len(looked_at(2)), 2, 4, 16, 7
     torch.manual_seed(0)
     asked = [torch.randn(heads, 3, dim) for _ in range(layers)]
     spans = {
-        name: (torch.randn(layers, groups, blocks, dim), torch.tensor(sizes))
-        for name, blocks, sizes in (("a", 2, [8, 3]), ("b", 1, [5]), ("c", 3, [8, 8, 1]))
+        name: torch.randn(layers, groups, tokens, dim) for name, tokens in (("a", 2), ("b", 1), ("c", 3))
     }
-    sinks = torch.randn(layers, groups, 2, dim)
-    distance = 7
     inv = engine.adapter.rope.inv_freq.double()
 
     def turned(x: torch.Tensor) -> torch.Tensor:
@@ -68,41 +65,28 @@ def test_scores_equal_a_loop(engines):
         a, b = x[:half].double(), x[half:].double()
         return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()])
 
-    logit = {}
+    by_head: dict[str, list[float]] = {name: [] for name in spans}
     for layer in range(layers):
         for head in range(heads):
+            best = dict.fromkeys(spans, -math.inf)
             for q in range(3):
                 row = {}
-                for name, (mean, sizes) in spans.items():
-                    for block in range(len(sizes)):
-                        dot = turned(asked[layer][head, q]) @ mean[layer, head // 2, block].double()
-                        row[name, block] = math.exp(float(dot) * engine.adapter.scale) * int(sizes[block])
-                for s in range(2):
-                    dot = turned(asked[layer][head, q]) @ sinks[layer, head // 2, s].double()
-                    row["sink", s] = math.exp(float(dot) * engine.adapter.scale)
-                logit[layer, head, q] = row
-    got = scores(engine, asked, spans, sinks, distance=distance)
-    for name, value in naive(logit, spans, layers, heads).items():
-        assert got[name] == pytest.approx(value, rel=1e-4)
-    assert scores(engine, asked, {}, sinks, distance=1) == {}
-
-
-def naive(logit, spans, layers, heads):
-    """See :func:`tenure.planners.keys.scores`."""
-    found = {}
-    for name in spans:
-        shares = []
-        for layer in range(layers):
-            for head in range(heads):
-                by_query = []
-                for q in range(3):
-                    row = logit[layer, head, q]
-                    total = sum(row.values())
-                    by_query.append(sum(value for (owner, _), value in row.items() if owner == name) / total)
-                shares.append(max(by_query))
-        best = sorted(shares, reverse=True)[: max(1, len(shares) // 10)]
-        found[name] = sum(best) / len(best)
-    return found
+                for name, keys in spans.items():
+                    dots = [
+                        float(turned(asked[layer][head, q]) @ key.double()) for key in keys[layer, head // 2]
+                    ]
+                    row[name] = max(dots) * engine.adapter.scale
+                mean, apart = statistics.fmean(row.values()), statistics.pstdev(row.values())
+                for name in spans:
+                    best[name] = max(best[name], (row[name] - mean) / apart)
+            for name in spans:
+                by_head[name].append(best[name])
+    got = scores(engine, asked, spans, distance=distance)
+    for name, values in by_head.items():
+        assert got[name] == pytest.approx(max(values), rel=1e-3), "a tenth of 4 or 8 heads is one"
+    assert scores(engine, asked, {}, distance=1) == {}
+    only = scores(engine, asked, {"a": spans["a"]}, distance=1)
+    assert only == {"a": 0.0}
 
 
 def test_rankings_are_joined_by_rank():
@@ -116,30 +100,30 @@ def test_spans_come_back_by_their_keys(engines, scorer):
     )
     archive = session.memory.archive
     assert isinstance(archive, KeyArchive)
-    assert set(FACTS) <= set(archive.means)
+    assert set(FACTS) <= set(archive.keys)
     session.ask(user("What does FeeRule round?"), max_tokens=2)
     edges = list(session.planning.edges)
     assert 0 < len(edges) <= 2
-    assert all("its keys draw" in edge.why or "shares" in edge.why for edge in edges)
+    assert all("its keys stand out" in edge.why or "shares" in edge.why for edge in edges)
     for edge in edges:
         assert session.explain(edge.span).resident == 1.0
     fork = session.fork()
     fork.keep_first(0)
-    assert not set(fork.memory.archive.means)
-    assert set(FACTS) <= set(archive.means)
+    assert not set(fork.memory.archive.keys)
+    assert set(FACTS) <= set(archive.keys)
     check_ledger(session)
 
 
 def test_saved_sessions_go_on_with_their_keys(engines, tmp_path):
     session = drowned(engines, planner="retrieval", planner_options={"scorer": "keys"})
-    before = session.memory.archive.means
+    before = session.memory.archive.keys
     session.save(tmp_path / "session")
     again = session.engine.restore(tmp_path / "session")
     archive = again.memory.archive
     assert isinstance(archive, KeyArchive)
     assert isinstance(archive.inner, SpanArchive)
     archive.need(before)
-    for span, (mean, _) in before.items():
-        torch.testing.assert_close(archive.means[span][0], mean)
+    for span, kept in before.items():
+        assert torch.equal(archive.keys[span], kept)
     again.ask(user("E417?"), max_tokens=2)
     check_ledger(again)

@@ -165,7 +165,7 @@ class Planner(ABC):
 
     @property
     def needs_keys(self) -> bool:
-        """Whether averages of the archived keys must be kept."""
+        """Whether some of the archived keys must be kept at hand."""
         return False
 
     @abstractmethod

@@ -1,10 +1,10 @@
-"""Key-query scores: how much the new turn would attend to what was evicted, at a common virtual position.
+"""Key-query scores: how much the new turn would look at what was evicted, at a common virtual position.
 
-While spans are archived, their raw keys are averaged over blocks of a few tokens in some of the layers: a few percent
-of what the archive holds. At a turn boundary the new turn's tokens run once on a scratch cache behind the session's
-sinks, which gives their raw queries. Rotated to one distance, queries meet the averages of all spans at once, with the
-sinks as the place for heads that look for nothing. The idea is RepairKV's (promote what the new turn's queries look at);
-averages, sinks and the reduction are our choice.
+While spans are archived, the raw keys of some layers are kept beside them, without the tokens of the template's header,
+which draw attention on their own account. At a turn boundary the new turn's tokens run once on a scratch cache behind the
+session's sinks, which gives their raw queries; rotated to one distance, these meet the keys of all spans at once. The
+idea is RepairKV's (promote what the new turn's queries look at), the reduction our choice. Averages of keys over four or
+eight tokens were tried and do not find short facts; ``docs/LOG.md`` has the numbers.
 """
 
 from __future__ import annotations
@@ -26,22 +26,25 @@ from tenure.tiers.record import Archive, Portable, SpanRecord
 if TYPE_CHECKING:
     from tenure.engine import Engine
 
-BLOCK = 8
-"""Tokens whose keys are averaged."""
+HEADER = 3
+"""First tokens of a span that are left out, unless it is shorter than twice as much."""
+
+_BATCH = 16_384
+"""Keys that meet the queries at a time."""
 
 LAYERS = 8
 """Layers that are looked at, evenly spread over the second two thirds of the model."""
 
 
 def looked_at(layers: int) -> list[int]:
-    """The layers whose keys are averaged and whose queries ask."""
+    """The layers whose keys are kept and whose queries ask."""
     first = layers // 3
     count = min(LAYERS, layers - first)
     return sorted({first + (number * (layers - first)) // count for number in range(count)})
 
 
 class KeyArchive:
-    """An archive that keeps averages of the keys it takes. See :class:`~tenure.tiers.record.Archive`.
+    """An archive that keeps some of the keys it takes at hand. See :class:`~tenure.tiers.record.Archive`.
 
     Args:
         inner: where the spans live.
@@ -49,12 +52,12 @@ class KeyArchive:
 
     def __init__(self, inner: Archive) -> None:
         self.inner = inner
-        self.means: dict[str, tuple[Tensor, Tensor]] = {}
-        """A span's averaged raw keys ``[layers looked at, kv_heads, blocks, D]``, and tokens a block ``[blocks]``."""
+        self.keys: dict[str, Tensor] = {}
+        """What is kept of each span's raw keys, see :func:`kept_keys`."""
 
     def put(self, record: SpanRecord) -> None:
         """Take a complete span."""
-        self.means[record.span] = means(record.keys)
+        self.keys[record.span] = kept_keys(record.keys)
         self.inner.put(record)
 
     def get(self, span_id: str) -> SpanRecord | None:
@@ -69,13 +72,13 @@ class KeyArchive:
         """These spans no longer exist in the session."""
         names = list(span_ids)
         for span_id in names:
-            self.means.pop(span_id, None)
+            self.keys.pop(span_id, None)
         self.inner.forget(names)
 
     def fork(self) -> KeyArchive:
         """For a fork of the session."""
         copy = KeyArchive(self.inner.fork())
-        copy.means.update(self.means)
+        copy.keys.update(self.keys)
         return copy
 
     def describe(self) -> tuple[dict[str, str], list[SpanRecord]]:
@@ -83,24 +86,21 @@ class KeyArchive:
         return self.inner.describe() if isinstance(self.inner, Portable) else ({}, [])
 
     def adopt(self, keys: Mapping[str, str]) -> None:
-        """See :class:`~tenure.tiers.record.Portable`. The averages of these spans are taken when they are needed."""
+        """See :class:`~tenure.tiers.record.Portable`. The keys of these spans are taken when they are needed."""
         if isinstance(self.inner, Portable):
             self.inner.adopt(keys)
 
     def need(self, span_ids: Iterable[str]) -> None:
-        """Take the averages of spans that came from an earlier process."""
+        """Take the keys of spans that came from an earlier process."""
         for span_id in span_ids:
-            if span_id not in self.means and (record := self.inner.get(span_id)) is not None:
-                self.means[span_id] = means(record.keys)
+            if span_id not in self.keys and (record := self.inner.get(span_id)) is not None:
+                self.keys[span_id] = kept_keys(record.keys)
 
 
-def means(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Averages of raw keys ``[layers, kv_heads, n, D]`` over blocks, and the tokens of each block."""
-    chosen = keys[looked_at(len(keys))].float()
-    count = chosen.shape[2]
-    parts = [chosen[:, :, start : start + BLOCK].mean(2) for start in range(0, count, BLOCK)]
-    sizes = [min(BLOCK, count - start) for start in range(0, count, BLOCK)]
-    return torch.stack(parts, 2).to(keys.dtype).cpu(), torch.tensor(sizes)
+def kept_keys(keys: Tensor) -> Tensor:
+    """What is kept of a span's raw keys ``[layers, kv_heads, n, D]``: ``[layers looked at, kv_heads, m, D]``."""
+    first = HEADER if keys.shape[2] >= 2 * HEADER else 0
+    return keys[looked_at(len(keys)), :, first:].cpu()
 
 
 @torch.inference_mode()
@@ -133,57 +133,51 @@ def queries(engine: Engine, ids: Sequence[int], last: int) -> list[Tensor]:
 
 @torch.inference_mode()
 def scores(
-    engine: Engine,
-    asked: Sequence[Tensor],
-    spans: Mapping[str, tuple[Tensor, Tensor]],
-    sinks: Tensor | None,
-    *,
-    distance: int,
+    engine: Engine, asked: Sequence[Tensor], spans: Mapping[str, Tensor], *, distance: int
 ) -> dict[str, float]:
-    """Share of the turn's attention that each span would get, all of them at one distance.
+    """How far each span stands out for the turn's queries, all of them at one distance.
 
-    For each head, the softmax runs over the blocks of all spans and the sinks; a span's share is the largest that one
-    of the queries gives it, and its score the mean over the tenth of the heads that give it most.
+    For each head and query a span has its largest logit, in standard deviations from the mean of all spans. For each
+    head the best query counts, and the score is the mean over the tenth of the heads in which the span stands out most:
+    few heads look things up.
 
     Args:
         engine: for rotary angles and the scale of the logits.
         asked: of :func:`queries`.
-        spans: of :attr:`KeyArchive.means`.
-        sinks: raw keys of the session's first tokens ``[layers looked at, kv_heads, s, D]``.
+        spans: of :attr:`KeyArchive.keys`.
         distance: in positions from every key to every query.
     """
     if not spans or not asked:
         return {}
-    names = list(spans)
-    counts = [len(sizes) for _, sizes in spans.values()]
-    owner = torch.repeat_interleave(torch.arange(len(names)), torch.tensor(counts))
-    sizes = torch.cat([sizes for _, sizes in spans.values()]).float().log()
-    shares = []
+    best = []
     for layer, q in enumerate(asked):
-        keys = torch.cat([one[layer] for one, _ in spans.values()], 1).float()
-        if sinks is not None:
-            keys = torch.cat([keys, sinks[layer].float().cpu()], 1)
-        bias = torch.cat([sizes, torch.zeros(keys.shape[1] - len(sizes))])
-        shares.append(_shares(engine, q.cpu(), keys, bias, owner, len(names), distance))
-    heads = torch.cat(shares)
-    best = heads.topk(max(1, len(heads) // 10), dim=0).values.mean(0)
-    return dict(zip(names, best.tolist(), strict=True))
+        largest = _largest(engine, q.cpu(), [keys[layer] for keys in spans.values()], distance)
+        apart = largest.std(-1, correction=0, keepdim=True).clamp_(min=1e-6)
+        best.append(((largest - largest.mean(-1, keepdim=True)) / apart).amax(1))
+    heads = torch.cat(best)
+    found = heads.topk(max(1, len(heads) // 10), dim=0).values.mean(0)
+    return dict(zip(spans, found.tolist(), strict=True))
 
 
-def _shares(
-    engine: Engine, q: Tensor, keys: Tensor, bias: Tensor, owner: Tensor, spans: int, distance: int
-) -> Tensor:
-    """``[heads, spans]`` of one layer, from raw queries ``[heads, n, D]`` and keys ``[kv_heads, blocks, D]``."""
+def _largest(engine: Engine, q: Tensor, spans: Sequence[Tensor], distance: int) -> Tensor:
+    """Largest logit of each span, ``[heads, n, spans]``; queries are ``[heads, n, D]``, keys ``[kv_heads, m, D]``."""
     heads, count, dim = q.shape
-    q, keys = _rotated(engine, q, distance), _rotated(engine, keys, 0)
-    grouped = q.view(len(keys), heads // len(keys), count, dim)
-    found = []
-    for group, key in zip(grouped, keys, strict=True):
-        logits = group @ key.T * engine.adapter.scale + bias
-        mass = logits.softmax(-1)[..., : len(owner)]
-        share = torch.zeros(*mass.shape[:2], spans).index_add_(2, owner, mass)
-        found.append(share.amax(1))
-    return torch.cat(found)
+    kv_heads = len(spans[0])
+    q = _rotated(engine, q, distance).view(kv_heads, -1, dim)
+    found = torch.empty(heads, count, len(spans))
+    first = 0
+    while first < len(spans):
+        last, tokens = first, 0
+        while last < len(spans) and (last == first or tokens + spans[last].shape[1] <= _BATCH):
+            tokens += spans[last].shape[1]
+            last += 1
+        keys = _rotated(engine, torch.cat(list(spans[first:last]), 1).float(), 0)
+        logits = (q @ keys.transpose(1, 2) * engine.adapter.scale).view(heads, count, tokens)
+        sizes = [span.shape[1] for span in spans[first:last]]
+        for number, part in enumerate(torch.split(logits, sizes, -1)):
+            found[..., first + number] = part.amax(-1)
+        first = last
+    return found
 
 
 def _rotated(engine: Engine, x: Tensor, position: int) -> Tensor:
@@ -205,7 +199,4 @@ def fused(*rankings: Collection[str]) -> dict[str, float]:
 
 def evidence(score: float) -> str:
     """A score in words."""
-    return f"its keys draw {100 * score:.2g} % of the attention of the heads that look for it"
-
-
-__all__ = ["KeyArchive", "evidence", "fused", "looked_at", "means", "queries", "scores"]
+    return f"its keys stand out by {score:.1f} deviations in the heads that look for it"

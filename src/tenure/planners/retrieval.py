@@ -10,14 +10,14 @@ from tenure.errors import ConfigError
 from tenure.planners.base import NOW, Context, Document, Edge, Planner, Proposal, within
 from tenure.planners.bm25 import BM25
 from tenure.planners.corpus import document as cut
-from tenure.planners.keys import KeyArchive, evidence, fused, looked_at, queries, scores
+from tenure.planners.keys import KeyArchive, evidence, fused, queries, scores
 from tenure.planners.words import words
 
 Scorer = Literal["lexical", "keys", "both"]
 Terms = Literal["words", "ids"]
 Moment = Literal["reply", "message"]
 
-_ASKING = 128
+_ASKING = 64
 """Newest tokens of the turn whose queries ask."""
 
 Ranking = list[tuple[str, float, str]]
@@ -47,7 +47,7 @@ class Retrieval(Planner):
     least: float = 0.1
     query: int = 1024
     on: Moment = "reply"
-    distance: int = 256
+    distance: int = 64
     name: ClassVar[str] = "retrieval"
     needs_archive: ClassVar[bool] = True
     learns: ClassVar[bool] = True
@@ -115,7 +115,7 @@ class Retrieval(Planner):
 
     @property
     def needs_keys(self) -> bool:
-        """Whether averages of keys must be kept."""
+        """Whether keys must be kept at hand."""
         return self.scorer != "lexical"
 
     def _ranking(self, context: Context) -> Ranking:
@@ -139,14 +139,16 @@ class Retrieval(Planner):
             return []
         fresh = {document.id for document in context.new}
         archive.need(span.id for span in memory.ledger.spans if context.residents[span.id] < 1)
-        spans = {span: one for span, one in archive.means.items() if span not in fresh}
+        spans = {span: one for span, one in archive.keys.items() if span not in fresh}
         sinks = min(memory.config.sinks, len(memory.ids))
-        asked = [token for one in newest(context.new, _ASKING, context) for token in one.ids]
-        if not spans or not asked or not sinks:
+        # The header of the answer asks, too: it stands behind the question.
+        asked = [token for _, ids, *_ in memory.backlog for token in ids]
+        asked = asked or [token for one in context.new for token in one.ids]
+        asked = asked[-_ASKING:]
+        if not spans or not sinks or len(asked) < 2:
             return []
         found = queries(context.engine, [*memory.ids[:sinks], *asked], len(asked))
-        raw = memory.rows.raw[looked_at(context.engine.layout.layers), :, :sinks]
-        scored = scores(context.engine, found, spans, raw, distance=self.distance)
+        scored = scores(context.engine, found, spans, distance=self.distance)
         ranked = sorted(scored.items(), key=lambda item: -item[1])[: 4 * self.most]
         return [(span, score, evidence(score)) for span, score in ranked]
 
