@@ -303,6 +303,9 @@ def tiers(
         float, typer.Option(help="Length of the turn that hides the reading ahead.")
     ] = 1000.0,
     valkey: Annotated[str | None, typer.Option(help="URL of a server; by default one is started.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Measure the codecs on this model's keys and values too.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the numbers.")] = 0,
     record: Record = None,
     as_json: AsJson = False,
@@ -312,7 +315,9 @@ def tiers(
 
     from tenure.bench import tiers as bench
 
-    config = bench.TiersConfig(tokens=tokens, repeats=repeats, decode_ms=decode_ms, valkey=valkey, seed=seed)
+    config = bench.TiersConfig(
+        tokens=tokens, repeats=repeats, decode_ms=decode_ms, valkey=valkey, model=model, seed=seed
+    )
     with Console(stderr=True).status("preparing") as status:
         result = bench.run(config, status.update)
     _finish(

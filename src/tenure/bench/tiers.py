@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sysconfig
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ from tenure.tiers.valkey import ValkeyTier
 _READS = 4
 """Spans that a step reads in the measurement of the stall."""
 
+_BEHIND = 256
+"""Tokens behind the span whose predictions are compared."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TiersConfig:
@@ -37,6 +41,7 @@ class TiersConfig:
         repeats: interleaved; medians are reported, and the best of each for machines that others use too.
         decode_ms: length of the turn that decodes while the next step's spans are read ahead.
         valkey: URL of a server; one is started if it is None.
+        model: by name; codecs are then measured on its own keys and values, and by what they change in its answers.
         seed: of the numbers.
     """
 
@@ -48,6 +53,7 @@ class TiersConfig:
     repeats: int = 15
     decode_ms: float = 1000.0
     valkey: str | None = None
+    model: str | None = None
     seed: int = 0
 
 
@@ -55,7 +61,7 @@ def run(config: TiersConfig, note: Callable[[str], None] = lambda text: None) ->
     """All measurements."""
     with tempfile.TemporaryDirectory(prefix="tenure-bench-") as folder:
         note("codecs")
-        codecs = {codec: _codec(config, codec) for codec in CODECS}
+        codecs = {codec: _codec(_record(config, 0), codec, config.repeats) for codec in CODECS}
         restore, stall = {}, {}
         for kind in ("host", "disk", "valkey"):
             note(f"restore from {kind}")
@@ -63,7 +69,11 @@ def run(config: TiersConfig, note: Callable[[str], None] = lambda text: None) ->
         for kind in ("disk", "valkey"):
             note(f"stall on {kind}")
             stall[kind] = _stall(config, kind, Path(folder) / f"{kind}-stall")
-    return {"span_bytes": _record(config, 0).nbytes, "restore": restore, "stall": stall, "codecs": codecs}
+    result = {"span_bytes": _record(config, 0).nbytes, "restore": restore, "stall": stall, "codecs": codecs}
+    if config.model is not None:
+        note(f"codecs on {config.model}")
+        result["model"] = _on_model(config.model, config.tokens, config.repeats)
+    return result
 
 
 def _record(config: TiersConfig, seed: int) -> SpanRecord:
@@ -197,14 +207,39 @@ def _push_out(stack: TierStack, config: TiersConfig) -> None:
     stack.flush()
 
 
-def _codec(config: TiersConfig, codec: str) -> dict[str, float]:
+def _on_model(name: str, tokens: int, repeats: int) -> dict[str, Any]:
+    """Codecs on a model's own keys and values: size, error, and the next tokens behind a span that came back."""
+    from tenure.engine import Engine
+
+    engine = Engine.load(name)
+    text = Path(sysconfig.get_path("stdlib"), "textwrap.py").read_text(encoding="utf-8")
+    ids = engine.tokenizer(text, add_special_tokens=False)["input_ids"][: tokens + _BEHIND]
+    session = engine.session(policy="full", positions="logical")
+    session.append_ids(ids[:tokens], span="span")
+    keys, values = session.memory.rows.copy(0, tokens)
+    record = SpanRecord("span", 0, ids[:tokens], keys, values, session.memory.ledger.score[:, :tokens])
+    want = session.fork().feed(ids[tokens:]).log_softmax(-1)
+    found: dict[str, Any] = {}
+    for codec in CODECS:
+        fork = session.fork()
+        back = decode(encode("k", record, "bench", codec), "k", "bench")
+        fork.memory.rows.fill(back.keys, back.values)
+        got = fork.feed(ids[tokens:]).log_softmax(-1)
+        found[codec] = {
+            **_codec(record, codec, repeats),
+            "kl": (want.exp() * (want - got)).sum(-1).mean().item(),
+            "same_top": (want.argmax(-1) == got.argmax(-1)).float().mean().item(),
+        }
+    return found
+
+
+def _codec(record: SpanRecord, codec: str, repeats: int) -> dict[str, float]:
     """Size and error of a form of storage, and how long it takes to write and to read."""
-    record = _record(config, 0)
     blob = encode("k", record, "bench", codec)
     again = decode(blob, "k", "bench")
     pack, unpack = _interleaved(
         [lambda: encode("k", record, "bench", codec), lambda: decode(blob, "k", "bench")],
-        max(3, config.repeats // 3),
+        max(3, repeats // 3),
     )
     return {
         "bytes": float(blob.nbytes),
