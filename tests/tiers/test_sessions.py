@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import copy
+import os
 import random
 import shutil
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -197,6 +201,38 @@ def test_saved_sessions_stay_and_spans_go(engine, tmp_path):
     with pytest.raises(SaveError, match="saved sessions"):
         _ = [session.save(f"tier:more {number}") for number in range(3)]
     assert one.restore("tier:mine") is not None
+
+
+AT_EXIT = """
+import sys
+from tests.chats import SHAPE, tokenizer
+from tests.conftest import tiny_model
+from tests.tiers.test_sessions import told, work
+from tenure import Engine, EngineConfig
+
+tiers = "host:10KB", f"disk:{sys.argv[1]}:60KB", "valkey:64MiB"
+engine = Engine(tiny_model("qwen2", **SHAPE), tokenizer("chatml"), config=EngineConfig(tiers=tiers))
+kept, dropped = told(engine), told(engine)
+work(dropped.fork())
+kept.save(sys.argv[2])
+print(engine.tiers.stores[1].tier._server._process.pid)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_ends_leaves_what_is_saved_and_nothing_else(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", AT_EXIT, tmp_path / "spans", tmp_path / "session"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)},
+        check=True,
+    )
+    assert done.stderr == ""
+    assert not Path(f"/proc/{int(done.stdout)}").exists(), "the server is gone"
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"spans", "session"}
+    assert len({path.name.split("-")[0] for path in (tmp_path / "spans").iterdir()}) <= 1
 
 
 # -- stores that die ----------------------------------------------------------------------------------

@@ -69,6 +69,11 @@ class Tier(ABC):
         where = re.sub(r"//[^/@]*@", "//", self.spec.where)
         return f"{self.kind}:{where}" if where else self.kind
 
+    @property
+    def temporary(self) -> bool:
+        """Whether the store ends with this process."""
+        return False
+
     @abstractmethod
     def write(self, key: str, blob: Blob) -> None:
         """Store an entry whole, in place of an older one.

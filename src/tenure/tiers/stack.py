@@ -134,7 +134,9 @@ class TierStack:
             self.host.pop(key)
         for store in self.stores:
             here = [key for key in stale if store.tier.has(key)]
-            if here and store.later(partial(store.delete, here)) is None and not store.closed:
+            if not here or store.later(partial(store.delete, here)) is not None:
+                continue
+            if not store.closed and not store.tier.temporary:
                 store.delete(here)
 
     def stored(self, key: str) -> bool:
@@ -192,7 +194,8 @@ class TierStack:
             self._leaving.clear()
         for store in self.stores:
             if not store.closed:
-                store.delete([key for key in stale if store.tier.has(key)])
+                if not store.tier.temporary:
+                    store.delete([key for key in stale if store.tier.has(key)])
                 store.close()
 
     # -- inside ----------------------------------------------------------------------------------

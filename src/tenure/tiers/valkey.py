@@ -65,6 +65,11 @@ class ValkeyTier(Tier):
         self._known: set[str] = set()
         self._lock = threading.Lock()
 
+    @property
+    def temporary(self) -> bool:
+        """See :class:`Tier`."""
+        return self._server is not None
+
     def write(self, key: str, blob: Blob) -> None:
         """See :class:`Tier`. An entry lives as long as the option ``ttl`` says, one day by default."""
         generation = secrets.token_hex(8)
@@ -170,7 +175,8 @@ class ValkeyTier(Tier):
         """See :class:`Tier`."""
         self._pool.disconnect()
         if self._server is not None:
-            self._server.stop()
+            if self._server.is_running():  # its library may have stopped it at the end of the process
+                self._server.stop()
             self._server = None
             self._folder.cleanup()
 
