@@ -109,6 +109,8 @@ def pick(page, span):
 
 
 def test_a_session_is_shown_and_follows_what_happens(chromium, live, session):
+    from playwright.sync_api import expect
+
     name, messages, reply = session
     with opened(chromium, live, name="session") as page:
         page.get_by_role("heading", name=name).wait_for()
@@ -123,9 +125,7 @@ def test_a_session_is_shown_and_follows_what_happens(chromium, live, session):
         session[2].update(ask(live, messages))
         grown = httpx.get(f"{live.url}/v1/sessions/{name}/memory").json()["tokens"]
         assert grown > view["tokens"]
-        page.wait_for_function(
-            "tokens => document.querySelector('.tile .big').textContent === tokens", arg=f"{grown:,}"
-        )
+        expect(tile(page, "Tokens so far")).to_have_text(f"{grown:,}", timeout=10_000)
         assert "read or written" in page.locator("#log").inner_text()
 
 
@@ -270,7 +270,7 @@ def test_five_thousand_spans_stay_usable(chromium, live):
         page.locator("#overview").wait_for(state="visible")
         page.get_by_text("Spans as a table").click()
         page.get_by_role("button", name="s-", exact=False).first.wait_for()
-        page.wait_for_function("!document.querySelector('#rows button').textContent.includes('…')")
+        page.locator("#rows button").first.filter(has_not_text="…").wait_for()
         drawn = page.evaluate("document.querySelectorAll('*').length")
         assert drawn < 1500
 
