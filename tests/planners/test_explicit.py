@@ -84,3 +84,13 @@ def test_a_plan_larger_than_the_budget_is_cut_not_refused(engines):
     session.append(user("now", step="all"))
     assert "does not fit what all may read" in session.stats().planner["problem"]
     check_ledger(session)
+
+
+def test_after_a_rollback_a_plan_under_the_same_id_is_read(engines):
+    session = chat_session(engines, **(EXPLICIT | {"budget": 400}))
+    session.append(user("a", span="a"))
+    length = len(session)
+    session.append(user(plan_text({"id": "x"}), span="plan"))
+    session.keep_first(length)
+    session.append(user(plan_text({"id": "y"}), span="plan"))
+    assert [step.id for step in session.plan.steps] == ["x", "y"], "the plan is the client's to take back"

@@ -26,7 +26,7 @@ class Explicit(Planner):
 
     name: ClassVar[str] = "explicit"
 
-    _read: dict[str, int] = field(default_factory=dict, init=False, repr=False)
+    _read: dict[str, list[str]] = field(default_factory=dict, init=False, repr=False)
 
     def propose(self, context: Context) -> Proposal:
         """See the class."""
@@ -37,10 +37,13 @@ class Explicit(Planner):
         finished: list[str] = []
         problems: list[str] = []
         for document in (*context.come, *context.new):
-            if self._read.get(document.id) == len(document.ids):
+            plans = _PLAN.findall(document.text)
+            # A message is seen when it is queued, and again when it was computed. Ids of spans come again after a
+            # rollback, so its plans tell whether it was read.
+            if not plans or self._read.get(document.id) == plans:
                 continue
-            self._read[document.id] = len(document.ids)
-            for text in _PLAN.findall(document.text):
+            self._read[document.id] = plans
+            for text in plans:
                 try:
                     data = _parse(text)
                 except PlanError as error:
