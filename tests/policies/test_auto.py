@@ -1,0 +1,83 @@
+"""Auto in a session: rules stay without a hint, the plan's spans stay whole, and the rest is MemDecay's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tenure import Plan, Step
+from tests.chats import chat_session, system, user
+from tests.conftest import random_ids
+from tests.oracles import check_ledger
+
+OPTIONS = {"budget": 96, "chunk": 32, "slack": 8, "sinks": 2}
+
+
+def auto(engines, plan=None, **options):
+    return engines("qwen2", layers=2).session(policy="auto", plan=plan, **{**OPTIONS, **options})
+
+
+def fill(session, rounds, region="tool_output"):
+    for number in range(rounds):
+        session.append_ids(random_ids(24, seed=100 + number), region=region)
+        check_ledger(session)
+
+
+@pytest.mark.parametrize("region", ["system", "tools", "system:half_life=3"])
+def test_rules_stay_without_a_hint(engines, region) -> None:
+    session = auto(engines)
+    session.append_ids(random_ids(30), span="rules", region=region)
+    session.append_ids(random_ids(30, seed=1), span="notes", region="scratchpad")
+    fill(session, 12)
+    assert session.explain("rules").resident == 1.0
+    assert session.explain("rules").pin is None
+    assert session.explain("notes").resident < 0.2
+
+
+def test_rules_from_roles(engines) -> None:
+    session = chat_session(engines, policy="auto", **OPTIONS)
+    rules = session.append(system("Be brief and kind."))[0]
+    for number in range(12):
+        session.append(user(f"Some other text, number {number}."))
+    assert session.explain(rules.id).resident == 1.0
+
+
+def test_rules_cannot_starve_a_session(engines) -> None:
+    """More rules than the budget: the first of them hold half of it, and the newest slots are there."""
+    session = auto(engines)
+    session.append_ids(random_ids(300), span="rules", region="system")
+    fill(session, 8)
+    logical = session.memory.ledger.logical[0, :96]
+    rules = logical[logical < 300]
+    assert len(rules) >= 48
+    assert rules[:48].tolist() == list(range(48))
+    assert (logical >= 300).sum() >= 40
+    assert set(range(len(session) - 40, len(session))) <= set(logical.tolist())
+
+
+def test_planned_spans_stay_whole_over_the_rest(engines) -> None:
+    plan = Plan([Step("one", ("near",)), Step("two", ("far",)), Step("three", ("large",))])
+    session = auto(engines, plan, policy_options={"min_recent": 16})
+    session.append_ids(random_ids(10), region="system", span="rules")
+    session.append_ids(random_ids(20, seed=1), span="far", region="scratchpad")
+    session.append_ids(random_ids(20, seed=2), span="near", region="scratchpad")
+    session.append_ids(random_ids(60, seed=3), span="large", region="scratchpad")
+    fill(session, 10)
+    assert session.explain("rules").resident == 1.0
+    assert session.explain("near").resident == 1.0
+    assert session.explain("far").resident == 1.0
+    assert session.explain("large").resident == 0.0, "it does not fit whole, so it makes room"
+    assert set(session.explain("large").evicted) == {"plan"}
+    plan.finish("one")
+    plan.finish("two")
+    fill(session, 10)
+    assert session.explain("near").resident < 1.0
+
+
+def test_without_rules_and_plan_it_is_memdecay(engines) -> None:
+    kept = []
+    for policy in ("auto", "memdecay"):
+        session = engines("qwen2", layers=2).session(policy=policy, **OPTIONS)
+        fill(session, 10, region="user")
+        kept.append(session.memory.ledger.logical[:, :96].clone())
+    assert torch.equal(*kept)
