@@ -1,6 +1,6 @@
 """What was evicted lately, page by page, and how regions shared the cache over time. Bounded, however long the session.
 
-A page is a run of 16 tokens of one message and region: what MemDecay evicts by, and a grain that can be read for any
+A page is a run of 32 tokens of one message and region: what MemDecay evicts by, and a grain that can be read for any
 policy. Recording is a few tensor operations an eviction; ids and names are looked up when somebody asks.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tenure.memory import Memory
     from tenure.policies.base import View
 
-PAGE = 16
+PAGE = 32
 PAGES = 4096
 """Pages that are remembered, the newest."""
 SAMPLES = 512

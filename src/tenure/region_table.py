@@ -78,11 +78,11 @@ class RegionSpec:
 
 DEFAULTS: dict[str, RegionSpec] = {
     Region.SYSTEM: RegionSpec(1.0, 160.0),
-    Region.TOOLS: RegionSpec(0.9, 160.0),
-    Region.PLAN: RegionSpec(0.9, 120.0),
-    Region.USER: RegionSpec(0.8, 90.0),
+    Region.TOOLS: RegionSpec(0.6, 160.0),
+    Region.PLAN: RegionSpec(0.6, 120.0),
+    Region.USER: RegionSpec(0.9, 90.0),
     Region.RETRIEVED: RegionSpec(0.6, 45.0),
-    Region.TOOL_OUTPUT: RegionSpec(0.5, 30.0),
+    Region.TOOL_OUTPUT: RegionSpec(0.6, 30.0),
     Region.ASSISTANT: RegionSpec(0.5, 30.0),
     Region.SCRATCHPAD: RegionSpec(0.3, 15.0),
     Region.OTHER: RegionSpec(0.5, 45.0),

@@ -48,7 +48,7 @@ class MemDecay(Policy):
         threshold: of ``impulse``.
         regions: False treats every slot as region ``other``.
         decay: False lets nothing fade.
-        page: tokens of a page; 1 ranks slots one by one.
+        page: tokens of a page; 1 ranks slots one by one. With 16 more lines are cut in two, see ``docs/LOG.md``.
         page_max: weight of a page's best slot against its mean.
         spread: weight of the two pages beside a page in the same message and region, so that what is kept is connected.
         window: queries of a chunk that are counted; 0 takes all.
@@ -66,12 +66,12 @@ class MemDecay(Policy):
     threshold: float = 1.0
     regions: bool = True
     decay: bool = True
-    page: int = 16
+    page: int = 32
     page_max: float = 0.25
     spread: float = 0.5
     window: int = 128
     reduce: Literal["max", "mean"] = "max"
-    recent_ratio: float = 0.25
+    recent_ratio: float = 0.35
     recent_slots: int = 64
     granularity: ClassVar[str] = "session"
     name: ClassVar[str] = "memdecay"
