@@ -102,7 +102,7 @@ class Metrics:
         self._turn = times("turn", "From a request to the end of its answer.", "tenant")
         self._gap = times("token_gap", "Between two tokens of an answer.", "tenant", buckets=_GAPS)
         self._tier_time = times("tier", "Of an operation on a tier.", "tenant", "tier", "direction")
-        self._request = times("http_request", "Until a response began.", "tenant", "route")
+        self._request = times("http_request", "Until the end of a response.", "tenant", "route")
         self._forward = times("forward", "Of one forward of the engine.", buckets=_GAPS)
 
     def __call__(self, event: Event) -> None:
