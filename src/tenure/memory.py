@@ -1,7 +1,6 @@
 """``Memory``: a session's token stream in its fixed budget; knows ids and spans, nothing of text.
 
-Tokens wait in a backlog until a forward computes them; only then do they enter the token list, so the list never
-holds a token whose KV does not exist. One step is: prepare (make room, renumber if needed), forward, commit
+One step is: prepare (make room, renumber if needed), forward, commit
 (ledger, scores, evictions). A forward that fails or is interrupted changes nothing, except that positions may have
 been renumbered for it.
 """
@@ -10,9 +9,8 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -34,10 +32,9 @@ from tenure.plan import Plan
 from tenure.policies import Look, Policy, View, make_policy, select
 from tenure.positions import position_map
 from tenure.region_table import RegionTable
-from tenure.regions import AnyRegion
-from tenure.spans import Span
-from tenure.tiers.prefetch import prefetch
-from tenure.tiers.record import Archive, SpanRecord
+from tenure.restore import restore
+from tenure.stream import TokenStream
+from tenure.tiers.record import Archive
 
 POISON = os.environ.get("TENURE_POISON") == "1"
 """Fill freed slots with NaN and check every invariant after each step; the tests turn it on."""
@@ -47,14 +44,6 @@ _FIRST_CAPACITY = 4096
 
 _SHRUNK = 64
 """After a compression such a slab is cut to the rows left, rounded up to this."""
-
-
-@dataclass
-class _Waiting:
-    ids: Sequence[int]
-    span: Span
-    region: AnyRegion
-    done: int = 0
 
 
 @dataclass(frozen=True)
@@ -67,7 +56,7 @@ class Device:
     copy: bool
 
 
-class Memory:
+class Memory(TokenStream):
     """The KV state of one session.
 
     Args:
@@ -85,11 +74,10 @@ class Memory:
         self.plan = plan
         self.policy: Policy = make_policy(config.policy, config.policy_options)
         self.positions = position_map(config.positions, config.position_limit)
-        self.ids = array("I")
         granularity = config.granularity or self.policy.granularity
         groups = device.layout.layers if granularity == "layer" else 1
         capacity = config.capacity or _FIRST_CAPACITY
-        self.ledger = Ledger(groups, capacity, device.layout.device)
+        super().__init__(Ledger(groups, capacity, device.layout.device), config.chunk)
         self.rows = RowSegment(
             device.layout, capacity, self.ledger.position, self.angles, device.kernels, copy=device.copy
         )
@@ -99,8 +87,6 @@ class Memory:
         self.aging = Aging(RegionTable(config.regions), device.layout.device)
         self.evictions = EvictionLog()
         self._capture = None if archive is None else Capture(archive)
-        self._backlog: deque[_Waiting] = deque()
-        self._chunk_left = config.chunk
 
     @property
     def archive(self) -> Archive | None:
@@ -131,68 +117,6 @@ class Memory:
         return lambda positions: cos_sin(
             positions, largest or int(positions.max()) if positions.numel() else 0
         )
-
-    # -- tokens on their way in ------------------------------------------------------------------
-
-    @property
-    def waiting(self) -> int:
-        """Tokens of the backlog."""
-        return sum(len(item.ids) - item.done for item in self._backlog)
-
-    @property
-    def last_span(self) -> Span | None:
-        """The span of the last token, computed or waiting; None in an empty session."""
-        if self._backlog:
-            return self._backlog[-1].span
-        return self.ledger.spans[-1] if len(self.ledger.spans) else None
-
-    @property
-    def last_region(self) -> AnyRegion | None:
-        """The region of the last token, computed or waiting; None in an empty session."""
-        if self._backlog:
-            return self._backlog[-1].region
-        span = self.last_span
-        return None if span is None else span.parts[-1][1] if span.parts else span.region
-
-    @property
-    def last_id(self) -> int | None:
-        """The last token, computed or waiting; None in an empty session."""
-        if self._backlog:
-            return self._backlog[-1].ids[-1]
-        return self.ids[-1] if self.ids else None
-
-    @property
-    def waiting_spans(self) -> set[str]:
-        """Ids of the spans that have tokens in the backlog."""
-        return {item.span.id for item in self._backlog}
-
-    @property
-    def backlog(self) -> list[tuple[Span, Sequence[int], AnyRegion]]:
-        """Tokens that wait, in order, each run with its span and its region."""
-        return [(item.span, item.ids[item.done :], item.region) for item in self._backlog]
-
-    def queue(self, ids: Sequence[int], span: Span, region: AnyRegion | None = None) -> None:
-        """Put tokens behind the backlog as (a further part of) a span; a part may be of another region."""
-        if len(ids):
-            self._backlog.append(_Waiting(ids, span, span.region if region is None else region))
-
-    def drop_backlog(self) -> None:
-        """Forget tokens that were not computed yet."""
-        self._backlog.clear()
-        self._chunk_left = self.config.chunk
-
-    def take(self, limit: int | None = None) -> list[int]:
-        """The next tokens to compute: at most what is left of a chunk, and at most ``limit``.
-
-        They stay in the backlog until committed.
-        """
-        most = self._chunk_left if limit is None else min(limit, self._chunk_left)
-        ids: list[int] = []
-        for item in self._backlog:
-            ids += item.ids[item.done : item.done + most - len(ids)]
-            if len(ids) == most:
-                break
-        return ids
 
     # -- one step --------------------------------------------------------------------------------
 
@@ -264,29 +188,6 @@ class Memory:
         for name, values in self.policy.absorb(look).items():
             getattr(ledger, name)[:, rows] = values
 
-    def _enter(self, count: int) -> int:
-        """Enter waiting tokens into list and spans; returns how many messages that are not the model's began."""
-        length, turns = len(self.ids), 0
-        while count:
-            item = self._backlog[0]
-            taken = min(count, len(item.ids) - item.done)
-            if item.span.id not in self.ledger.spans:
-                item.span.start = item.span.stop = length
-                item.span.evicted.clear()  # of tokens that were taken back
-                item.span.parts.clear()
-                self.ledger.spans.add(item.span)
-                turns += item.span.role != "assistant"
-            if item.region != (item.span.parts[-1][1] if item.span.parts else item.span.region):
-                item.span.parts.append((len(item.span), item.region))
-            self.ids.extend(item.ids[item.done : item.done + taken])
-            item.done += taken
-            item.span.stop += taken
-            length += taken
-            count -= taken
-            if item.done == len(item.ids):
-                self._backlog.popleft()
-        return turns
-
     def view(self) -> View:
         """What the policy sees now."""
         return self._view(self.plan.planned())
@@ -325,7 +226,7 @@ class Memory:
         )
 
     def _evict(self) -> None:
-        self._take()
+        self.capture_new()
         planned = self.plan.planned()
         view = self._view(planned)
         index = select(self.policy, view)
@@ -337,79 +238,21 @@ class Memory:
         self.evictions.record(view, index, self.policy.told(view), reasons)
         self._keep(index, reasons)
 
-    def _take(self) -> None:
+    def capture_new(self) -> None:
         """Capture what is new while every layer still has it."""
         if self._capture is not None:
             self._capture.take(self.ledger, self.rows, self.ids)
 
-    @torch.inference_mode()
     def restore(self, span_ids: Iterable[str]) -> list[str]:
-        """Bring evicted spans back whole, at new positions, from the archive.
-
-        What the policy ranks lowest makes room. A span that is unknown, whole already, lost by the archive or too
-        large for what sinks and pins leave of the budget is passed over.
-
-        Args:
-            span_ids: in order of importance.
-
-        Returns:
-            Ids of the spans that came back.
-        """
-        back: list[str] = []
-        archive, ledger = self.archive, self.ledger
-        if archive is None:
-            return back
-        self._take()
-        span_ids = list(dict.fromkeys(span_ids))
-        prefetch(self, span_ids)  # all of them are read at the same time
-        for span_id in span_ids:
-            if span_id not in ledger.spans:
-                continue
-            span = ledger.spans.get(span_id)
-            if ledger.resident(span) == 1.0:
-                continue
-            record = archive.get(span_id)
-            if record is not None and self._belongs(record, span):
-                with uninterrupted():
-                    if self._restore(record, span):
-                        back.append(span_id)
+        """Bring evicted spans back from the archive; see :func:`tenure.restore.restore`."""
+        back = restore(self, span_ids)
         if POISON:
             self.check_integrity()
         return back
 
-    def _belongs(self, record: SpanRecord, span: Span) -> bool:
-        """Whether a record is this span: a store may have mixed things up, or kept an older session's."""
-        return record.start == span.start and array("I", record.ids) == self.ids[span.start : span.stop]
-
-    def _restore(self, record: SpanRecord, span: Span) -> bool:
-        view, own = self.view(), self.ledger.inside(span)
-        frozen = self.frozen.without(span.start, span.stop)
-        room = (
-            view.budget + self.frozen.slots - frozen.slots
-            if self.config.budget
-            else self.ledger.rows + len(span)
-        )
-        room -= len(span)
-        safe = int((view.hard & ~own).sum(1).max())
-        kept = min(room, int((~own).sum(1).min()))
-        if kept <= safe:
-            return False
-        index = select(self.policy, replace(view, budget=kept), leave=own)
-        renumbers = self.ledger.renumbers
-        self.freeze(frozen)
-        self.rows.keep(index)
-        order = self.ledger.splice(span, index, record.score.to(index.device))
-        self.aging.label(self.ledger, span)
-        self.rows.splice(order, record.keys, record.values)
-        if self.positions.renumber(self.ledger.next_position, 0, self.ledger.gaps):
-            self.ledger.renumber()
-        self.rows.renumber()
-        self.frozen = self.frozen.placed(self.ledger) if self.ledger.renumbers != renumbers else self.frozen
-        return True
-
     def drop(self, index: Tensor, reason: str) -> None:
         """Keep the rows ``index`` ``[groups, kept]`` only, and count the rest as lost for a reason."""
-        self._take()
+        self.capture_new()
         view = self.view()
         self.evictions.record(view, index, self.policy.told(view), reason)
         self._keep(index, reason)
@@ -446,7 +289,7 @@ class Memory:
         Their tokens count as evicted, with the reason ``compressed``.
         """
         with uninterrupted():
-            self._take()
+            self.capture_new()
             self.ledger.keep(index, "compressed")
             self.rows.keep(index, poison=POISON)
             self.freeze(self.frozen.add(segment))
@@ -475,7 +318,7 @@ class Memory:
         with uninterrupted():
             self.drop_backlog()
             if self._capture is not None:
-                self._take()
+                self.capture_new()
                 self._capture.truncate(self.ledger, count)
             self.evictions.truncate(count)
             index = self.ledger.truncate(count, self.config.sinks)
@@ -503,10 +346,7 @@ class Memory:
         copy.aging, copy.evictions = self.aging.fork(), self.evictions.fork()
         copy.late = None if self.late is None else self.late.fork()
         copy._capture = None if self._capture is None else self._capture.fork()
-        spans = {span.id: span for span in copy.ledger.spans}
-        for item in self._backlog:
-            spans.setdefault(item.span.id, replace(item.span, evicted=Counter(), parts=list(item.span.parts)))
-        copy._backlog = deque(replace(item, span=spans[item.span.id]) for item in self._backlog)
+        copy._backlog = self._fork_backlog(copy.ledger.spans)
         return copy
 
     def free(self) -> None:
