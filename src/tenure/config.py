@@ -89,7 +89,7 @@ class SessionConfig:
     """
 
     budget: int | None = 2048
-    policy: str = "foresight"
+    policy: str = "auto"
     policy_options: Mapping[str, Any] = field(default_factory=dict)
     positions: Literal["bounded", "logical", "compact"] = "bounded"
     limit: int | None = None

@@ -36,7 +36,7 @@ def test_json_is_one_line_with_everything(tenure, tiny_folder, story):
     found = json.loads(result.stdout)
     assert set(found) == KEYS
     assert [set(answer) for answer in found["answers"]] == [ANSWER, ANSWER]
-    assert (found["policy"], found["positions"], found["limit"]) == ("foresight", "bounded", 512)
+    assert (found["policy"], found["positions"], found["limit"]) == ("auto", "bounded", 512)
     assert found["facts_total"] == 2
     assert found["tokens"] == found["stats"]["tokens"]
     assert found["stats"]["resident"] <= 128

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tenure import Plan, Step
+from tenure.policies import make_policy
 from tests.chats import chat_session, system, user
 from tests.conftest import random_ids
 from tests.oracles import check_ledger
@@ -81,3 +82,9 @@ def test_without_rules_and_plan_it_is_memdecay(engines) -> None:
         fill(session, 10, region="user")
         kept.append(session.memory.ledger.logical[:, :96].clone())
     assert torch.equal(*kept)
+
+
+def test_who_names_nothing_gets_it(engines) -> None:
+    session = engines("qwen2", layers=2).session()
+    assert (session.config.policy, session.config.positions) == ("auto", "bounded")
+    assert session.memory.policy == make_policy("auto")
