@@ -98,7 +98,7 @@ def adopt(session: Session, whole: Conversation) -> int:
 
 def _relabel(session: Session, span: Span, piece: Piece, reserved: Container[str | None]) -> None:
     """Give a span the marks of the piece that goes on with it."""
-    if piece.span != span.id and (piece.kind, piece.role) != ("prompt", span.role):
+    if piece.span != span.id and not (piece.span is None and piece.role == span.role):
         new = session._new_span(piece.span, piece.region, piece.role, None, reserved)
         session.memory.ledger.spans.rename(span, new.id)
     span.region, span.role, span.pin = piece.region, piece.role, piece.pin

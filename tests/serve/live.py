@@ -66,7 +66,9 @@ class Live:
 
 def tiny_engine(template: str = "tools", *, seed: int = 0, **options: Any) -> Engine:
     """A tiny Qwen2 of its own, so that each server has the engine to itself."""
-    return Engine(copy.deepcopy(tiny_model("qwen2", seed=seed, **SHAPE)), tokenizer(template), name="tiny")
+    return Engine(
+        copy.deepcopy(tiny_model("qwen2", seed=seed, **SHAPE)), tokenizer(template), name="tiny", **options
+    )
 
 
 @contextmanager

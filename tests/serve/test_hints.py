@@ -5,8 +5,9 @@ from __future__ import annotations
 import httpx
 import pytest
 
+from tenure.config import EngineConfig, SessionConfig
 from tests.chats import assistant, system, tokenizer, user
-from tests.serve.live import serving
+from tests.serve.live import serving, tiny_engine
 
 
 @pytest.fixture(scope="module")
@@ -196,3 +197,28 @@ def test_a_nul_in_a_tool_result_is_content(live, http):
         after.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
         >= reply.json()["usage"]["prompt_tokens"] - 1
     )
+
+
+def test_a_step_brings_back_what_it_reads():
+    engine = tiny_engine(config=EngineConfig(tiers=("host:64MiB",)))
+    with (
+        serving(engine, session=SessionConfig(budget=160, chunk=32, slack=8)) as live,
+        httpx.Client(base_url=live.url, timeout=30) as http,
+    ):
+        messages = [user("Read.")]
+        for number in range(6):
+            reply = ask(http, messages)
+            text = "fox " * 60 if number != 2 else "MAX_PARALLEL_SHARDS is 42. " * 3
+            named = {"span": "doc"} if number == 2 else {}
+            messages += [assistant(reply.json()["choices"][0]["message"]["content"]), user(text, **named)]
+        ask(http, messages)
+        said = http.get("/v1/sessions").json()["data"][0]["id"]
+        before = http.get(f"/v1/sessions/{said}/explain", params={"span": "doc"}).json()["resident"]
+        assert before < 1
+        messages[-1] |= {"step": "s2", "reads": ["doc"]}
+        reply = ask(http, [*messages, assistant("ok"), user("What is it?", step="s3", reads=["doc"])])
+        assert reply.json()["usage"]["tenure"]["restored"] == 1
+        after = http.get(
+            f"/v1/sessions/{reply.json()['tenure']['session_id']}/explain", params={"span": "doc"}
+        )
+        assert after.json()["resident"] == 1

@@ -125,6 +125,7 @@ class Run:
     prompt_tokens: int
     cached_tokens: int
     evicted: int
+    restored: int
     reasons: dict[str, int]
     closed: bool = False
     calls: int = 0

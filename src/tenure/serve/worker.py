@@ -21,6 +21,7 @@ from tenure.serve.held import Held
 from tenure.serve.jobs import Called, Failed, Finished, Job, Run, Started, Text
 from tenure.serve.pace import Pacer
 from tenure.serve.store import Place, Store, adopt
+from tenure.tiers.archive import SpanArchive
 
 if TYPE_CHECKING:
     from tenure.engine import Engine
@@ -235,6 +236,7 @@ class Worker(threading.Thread):
         if held is None:
             return False
         try:
+            before = _brought_back(held)
             keep = place.keep if place.how == "branched" else len(held.tokens)
             cached = adopt(held, job, keep)
         except BaseException:
@@ -247,7 +249,7 @@ class Worker(threading.Thread):
         held.key = job.key or held.key
         prompt = len(job.conversation.ids)
         queued = time.monotonic() - job.arrival
-        self._begin(job, held, 0, prompt, cached)
+        self._begin(job, held, 0, prompt, cached, before)
         job.emit(Started(held.id, prompt, cached, queued, place.how, job.hints))
         self.bus.report(
             TurnStarted(
@@ -276,15 +278,14 @@ class Worker(threading.Thread):
         store.bring_back(held)
         return store.fork(held, session=job.session)
 
-    def _begin(self, job: Job, held: Held, index: int, prompt: int, cached: int) -> None:
+    def _begin(self, job: Job, held: Held, index: int, prompt: int, cached: int, restored: int) -> None:
         session = _session(held)
         options = job.options
         if index and options.seed is not None:
             options = replace(options, seed=(options.seed + index) % 2**63)
         turn = session.start_turn(options, calls=job.calls)
-        run = Run(
-            job, held, index, turn, prompt, cached, session.memory.ledger.evicted_ever, _losses(session)
-        )
+        ledger = session.memory.ledger
+        run = Run(job, held, index, turn, prompt, cached, ledger.evicted_ever, restored, _losses(session))
         held.run = run
         job.runs.append(run)
         self._runs.append(run)
@@ -356,7 +357,7 @@ class Worker(threading.Thread):
                 held = self.store.fork(run.held, temporary=True)
                 session = _session(held)
                 session.memory.drop_backlog()  # the first answer's first token
-                self._begin(run.job, held, index, run.prompt_tokens, run.cached_tokens)
+                self._begin(run.job, held, index, run.prompt_tokens, run.cached_tokens, _brought_back(held))
         except Exception as error:
             self._close(run, error)
 
@@ -409,7 +410,7 @@ class Worker(threading.Thread):
             "resident": ledger.rows,
             "budget": session.config.budget,
             "evicted": max(0, ledger.evicted_ever - run.evicted),
-            "restored": 0,
+            "restored": max(0, _brought_back(run.held) - run.restored),
         }
 
     def _report(self, run: Run, session: Session, reason: str) -> None:
@@ -465,6 +466,12 @@ def _session(held: Held) -> Session:
     if held.session is None:
         raise ApiError(500, "internal_error", "a parked session was used")
     return held.session
+
+
+def _brought_back(held: Held) -> int:
+    """Spans that have come back to a session from the tiers since it is in memory."""
+    archive = _session(held).memory.archive
+    return int(archive.counters.to_json().get("hits", 0)) if isinstance(archive, SpanArchive) else 0
 
 
 def _losses(session: Session) -> Counter[str]:
