@@ -478,7 +478,6 @@ def test_a_turn_in_the_making_blocks_everything_else(engines):
     calls = [
         lambda: session.append("x"),
         lambda: session.generate(),
-        lambda: session.fork(),
         lambda: session.keep_first(0),
         lambda: session.drop_last(0),
         lambda: session.append_ids([1]),
@@ -493,6 +492,26 @@ def test_a_turn_in_the_making_blocks_everything_else(engines):
     assert turn.reason == "cancel"
     session.append("x")
     check_ledger(session)
+
+
+def test_a_fork_in_the_middle_of_a_turn_has_its_text_so_far(engines):
+    session = chat_session(engines)
+    session.append([user("Hi")])
+    turn = session.generate(max_tokens=6)
+    pieces = iter(turn)
+    while len(turn.ids) < 3:
+        next(pieces)
+    copy = session.fork()
+    said = turn.ids[:3]
+    "".join(pieces)
+    assert turn.reason == "length"
+    copy.append("x")
+    start = ids_of(copy).index(said[0], len(ids_of(session)) - 7)
+    assert ids_of(copy)[start : start + 3] == said
+    assert ids_of(copy)[start + 3 :] != ids_of(session)[start + 3 :]
+    session.append("x")
+    for one in (session, copy):
+        check_ledger(one)
 
 
 def test_a_batch_that_cannot_start_leaves_no_turn_open(engines):
