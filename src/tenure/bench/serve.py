@@ -22,6 +22,7 @@ import psutil
 
 from tenure.config import SessionConfig
 from tenure.engine import Engine
+from tenure.errors import ConfigError
 from tenure.serve.config import ServeConfig
 from tenure.serve.events import Event, Stepped
 
@@ -167,6 +168,12 @@ def _decode(live: _Live, bench: ServeBench) -> dict[str, Any]:
         with ThreadPoolExecutor(count) as pool:
             list(pool.map(ask, range(count)))
         full = [at for at, step in live.steps if step.decode == count and not step.prefill]
+        if len(full) < 2:
+            raise ConfigError(
+                f"{bench.decode} tokens are too few for {count} sessions to decode together",
+                option="decode",
+                way_out="Give more",
+            )
         rates[count] = count * (len(full) - 1) / (full[-1] - full[0])
     one, many = rates[1], rates[bench.sessions]
     return {
