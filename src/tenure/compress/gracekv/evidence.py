@@ -1,9 +1,10 @@
 """Where GraceKV's evidence comes from: the question, or what stands for it.
 
 With the question: its queries and those of the newest tokens; the most relevant tokens are then read again, and what
-they look at is evidence too (a hop). Without it, in this order: queries of the turn that followed; else a part of the
-context, the one with the rarest tokens, is read again, and each token is judged by how it is looked at where it is
-repeated, as KVzip does with all of the context at two to three times the cost of reading it.
+they look at is evidence too (a hop). Without it, in this order: queries of the turn that followed; else a sample of the
+context is read again, and each token is judged by how it is looked at where it is repeated, as KVzip does with all of the
+context at two to three times the cost of reading it. Tokens outside the sample are judged by what their head finds in it
+and by how rare they are: heads differ more than tokens do.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ def gather(
     context: Context,
     slot: Tensor,
     slots: int,
-    turn: Tensor,
     *,
     probes: int,
     watchers: int,
     hops: int,
     repeat: float,
+    guess: bool,
 ) -> Flow:
     """Evidence about all tokens; see the module and :class:`~tenure.compress.gracekv.method.GraceKV`.
 
@@ -45,11 +46,11 @@ def gather(
         context: the tokens.
         slot: number of each token's slot, ``[L or 1, T]``.
         slots: how many there are.
-        turn: turning scores ``[T]``.
         probes: queries that everything is measured by.
         watchers: queries a slot for distortions.
         hops: how often seeds are read again.
         repeat: share of the tokens that is read again where nothing is known of the question.
+        guess: judge the others by their heads.
     """
     tail = context.reader.tail(_TAIL)
     if context.question:
@@ -59,7 +60,7 @@ def gather(
     if context.delayed is not None:
         after = context.delayed.every(probes)
         return direct(context, join([after, tail]), slot, slots, most=watchers, peak=False)
-    return _repeated(context, slot, slots, tail, probes, watchers, repeat)
+    return _repeated(context, slot, slots, tail, probes, watchers, repeat, guess)
 
 
 def _hops(context: Context, flow: Flow, slot: Tensor, slots: int, hops: int, watchers: int) -> Flow:
@@ -69,8 +70,8 @@ def _hops(context: Context, flow: Flow, slot: Tensor, slots: int, hops: int, wat
     spread = torch.zeros_like(flow.relevance)
     seen = torch.zeros(context.shape[2], dtype=torch.bool, device=slot.device)
     score = (flow.relevance * flow.sensitivity[..., None]).mean((0, 1))
-    weight = total = 1.0
-    for hop in range(hops):
+    weight = 1.0
+    for _ in range(hops):
         best = score.masked_fill(seen, -1.0).topk(min(_SEED, len(score))).indices.sort().values
         seen[best] = True
         ids = context.ids[0][best].tolist()
@@ -78,19 +79,26 @@ def _hops(context: Context, flow: Flow, slot: Tensor, slots: int, hops: int, wat
         spread += weight * reached.relevance.masked_fill(seen, 0.0)
         score = (reached.relevance * reached.sensitivity[..., None]).mean((0, 1))
         weight *= _DECAY
-        total = total + weight if hop else 1.0
     spread /= spread.sum(-1, keepdim=True) + 1e-12
     return replace(flow, relevance=(1 - _HOP) * flow.relevance + _HOP * spread)
 
 
 def _repeated(
-    context: Context, slot: Tensor, slots: int, tail: Probes, probes: int, watchers: int, repeat: float
+    context: Context,
+    slot: Tensor,
+    slots: int,
+    tail: Probes,
+    probes: int,
+    watchers: int,
+    repeat: float,
+    guess: bool,
 ) -> Flow:
+    """Every token by the largest share that a query of its repetition gives it, or by a guess at that."""
     tokens = context.shape[2]
-    stretches = _rarest(context, slot[0], slots, int(repeat * tokens))
     peaks = torch.zeros(context.shape, device=slot.device)
+    seen = torch.zeros(tokens, dtype=torch.bool, device=slot.device)
     readings: list[Probes] = []
-    for group in _readings(stretches, context.reader.limit):
+    for group in _readings(_sample(slot[0], slots, int(repeat * tokens)), context.reader.limit):
         cue = context.cue(0, [])
         ids = list(cue)
         places: list[tuple[int, int, int]] = []  # first query, first and last token
@@ -98,6 +106,7 @@ def _repeated(
             begin = max(0, start - _LEAD)
             places.append((len(ids) - len(cue), begin, stop))
             ids += context.ids[0][begin:stop].tolist()
+            seen[start:stop] = True
         reading = context.reader.behind(ids, first=len(cue))
         for layer in range(context.shape[0]):
             for first, begin, stop in places:
@@ -108,25 +117,22 @@ def _repeated(
         readings.append(reading)
     general = join([*(one.every(max(1, probes // max(1, len(readings)))) for one in readings), tail])
     flow = direct(context, general, slot, slots, most=watchers, peak=True)
+    if guess and bool(seen.any()) and not bool(seen.all()):
+        # What a head finds of the text where it is repeated says how much it needs of the rest; the rarer a token, the
+        # less it can be told from what is around it.
+        need = rarity(context.ids[0])
+        need = (need / need[seen].mean().clamp(min=1e-6)).clamp(0.25, 2.0)
+        peaks = torch.where(seen, peaks, peaks[:, :, seen].mean(-1, keepdim=True) * need)
     return replace(flow, relevance=torch.maximum(flow.relevance, peaks))
 
 
-def _rarest(context: Context, slot: Tensor, slots: int, most: int) -> list[tuple[int, int]]:
-    """Stretches of slots with the rarest tokens, about ``most`` tokens in all, in order."""
-    if most < 1:
-        return []
-    score = rarity(context.ids[0])
+def _sample(slot: Tensor, slots: int, most: int) -> list[tuple[int, int]]:
+    """Stretches of slots, evenly spread, about ``most`` tokens in all, in order."""
     edges = torch.searchsorted(slot, torch.arange(slots + 1, device=slot.device)).tolist()
-    value = torch.tensor(
-        [float(score[a:b].topk(min(8, b - a)).values.mean()) if b > a else -1.0 for a, b in pairwise(edges)]
-    )
-    chosen: list[tuple[int, int]] = []
-    for number in value.argsort(descending=True, stable=True).tolist():
-        start, stop = edges[number], edges[number + 1]
-        if stop > start and most > 0:
-            chosen.append((start, stop))
-            most -= stop - start
-    return sorted(chosen)
+    filled = [(start, stop) for start, stop in pairwise(edges) if stop > start]
+    count = min(len(filled), round(most / max(1, len(slot)) * len(filled)) or int(most > 0))
+    step = len(filled) / max(1, count)
+    return [filled[int((number + 0.5) * step)] for number in range(count)]
 
 
 def _readings(stretches: Sequence[tuple[int, int]], limit: int) -> list[list[tuple[int, int]]]:

@@ -42,6 +42,7 @@ class GraceKV(Compressor):
         watchers: queries a slot that distortions are measured by.
         probes: queries that everything is measured by; evenly thinned.
         repeat: where the question is unknown, share of the tokens that is read again.
+        guess: judge tokens that were not read again by what their head needs of those that were.
     """
 
     floor: float = 0.6
@@ -55,6 +56,7 @@ class GraceKV(Compressor):
     watchers: int = 8
     probes: int = 32
     repeat: float = 0.15
+    guess: bool = True
     name: ClassVar[str] = "gracekv"
     paper: ClassVar[str] = "GraceKV, arXiv 2608.07001"
 
@@ -85,8 +87,8 @@ class GraceKV(Compressor):
         with _timed(context, "flow"):
             slot = torch.searchsorted(starts, context.logical.contiguous(), right=True) - 1
             flow = gather(
-                context, slot, len(starts), turn,
-                probes=self.probes, watchers=self.watchers, hops=self.hops, repeat=self.repeat,
+                context, slot, len(starts),
+                probes=self.probes, watchers=self.watchers, hops=self.hops, repeat=self.repeat, guess=self.guess,
             )  # fmt: skip
         value = flow.relevance * flow.sensitivity[..., None]
         if not self.trees:
