@@ -66,8 +66,8 @@ def test_planners_and_noise_are_held_against_the_right_plan():
     other = run(stored(0, {"pace": 1}, tokens=7000), name="c")
     table = planner_table([other, clean, noisy])
     # Facts: four for five tests and for four, two for two.
-    assert "| pace-online |  | 2 | 6 of 10 | 60.0% | 75.0% |" in table
-    assert "| pace | dropped, 50% | 1 | 2 of 5 | 40.0% | 50.0% |" in table
+    assert "| pace-online |  | 2 | 6 of 10 | 60.0% | 75.0% |  |" in table
+    assert "| pace | dropped, 50% | 1 | 2 of 5 | 40.0% | 50.0% |  |" in table
     assert "h2o" not in table
     assert planner_table([other]) == ""
 

@@ -242,6 +242,7 @@ def test_retrieval_needs_no_plan(engine, task, monkeypatch):
     (player,) = players(engine, task, "pace-retrieval")
     play([player], lambda text: None, separate=False)
     assert player.answers[0].residency == 1.0
+    assert "def-fees" in player.answers[0].proposed
     assert player.session.planning.counts["fetched"] == 0  # in the probes' forks only
 
 

@@ -88,6 +88,14 @@ def test_sign_test():
     assert paired({0: {"pace": arm(answer("a", 1))}}, "pace", "h2o") is None
 
 
+def test_what_planners_found():
+    one = answer("x", 5) | {"needed": ["a", "b"], "proposed": ["b", "c", "d"]}
+    two = answer("y", 5) | {"needed": ["a"], "proposed": []}
+    found = summarise([stored(0, pace=arm(one, two), h2o=arm(answer("x", 0), answer("y", 0)))])["arms"]
+    assert found["pace"]["proposed"] == {"spans": 3, "right": 1, "needed": 3}
+    assert found["h2o"]["proposed"] is None
+
+
 def test_only_common_seeds_are_paired():
     sessions = {
         0: {"pace": arm(answer("a", 1)), "h2o": arm(answer("a", 0))},

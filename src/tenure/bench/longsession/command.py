@@ -135,18 +135,16 @@ class Notes:
 
 def _table(result: dict[str, Any]) -> Table:
     sessions = len(result["seeds"])
-    table = Table(
-        "arm", title=f"{result['model']}, {result['config']['tokens']:,} tokens, {sessions} sessions"
-    )
-    for heading in ("checks", "95 %", "of control", "recall", "resident", "rotary gap", "K/V", "wall"):
+    title = f"{result['model']}, {result['config']['tokens']:,} tokens, {sessions} sessions"
+    table = Table(title=title)
+    table.add_column("arm", no_wrap=True)
+    for heading in ("checks", "of control", "recall", "resident", "rotary gap", "K/V", "wall"):
         table.add_column(heading, justify="right")
     for name, arm in result["arms"].items():
-        low, high = arm["checks_bootstrap95"] or arm["checks_wilson95"]
         gap, control = arm["rotary_gap"], arm["of_control"]
         table.add_row(
             name,
-            f"{arm['checks_passed']} of {arm['checks_total']}",
-            f"{low:.0%}..{high:.0%}",
+            f"{arm['checks_passed']}/{arm['checks_total']}",
             "-" if control is None else f"{control:.0%}",
             f"{arm['recall']:.0%}",
             f"{arm['residency']:.0%}",

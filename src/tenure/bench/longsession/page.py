@@ -129,10 +129,12 @@ def planner_table(runs: Sequence[Result]) -> str:
             if not (name.startswith("pace-") or (noise and name == "pace")):
                 continue
             of = _of_oracle(runs, run, arm)
+            found = arm.get("proposed")
+            right = "" if not found else f"{found['right']} of {found['needed']}, {found['spans']} proposed"
             rows.append(
                 f"| {run['model']}, {config['tokens']:,} tokens | {name} | {noise} | {arm['sessions']} "
                 f"| {arm['checks_passed']} of {arm['checks_total']} | {arm['recall']:.1%} "
-                f"| {'' if of is None else f'{of:.1%}'} |"
+                f"| {'' if of is None else f'{of:.1%}'} | {right} |"
             )
     if not rows:
         return ""

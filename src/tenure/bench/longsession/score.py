@@ -21,11 +21,13 @@ class State(NamedTuple):
         residency: their resident share, a mean over layers.
         rotary_gap: mean distance from the next token to those that are resident; None where none is.
         kv_bytes: of the session.
+        proposed: spans that planners found for the turn.
     """
 
     residency: float
     rotary_gap: float | None
     kv_bytes: int
+    proposed: tuple[str, ...] = ()
 
 
 def measure(session: Session, spans: Sequence[str], sizes: Mapping[str, int]) -> State:
@@ -45,7 +47,13 @@ def measure(session: Session, spans: Sequence[str], sizes: Mapping[str, int]) ->
             slots += found.numel()
             distance += float((ledger.next_position - found).sum())
     needed = sum(sizes[name] for name in spans) * ledger.groups
-    return State(min(1.0, slots / needed), distance / slots if slots else None, session.memory.rows.nbytes)
+    turn = session.plan.turn
+    return State(
+        residency=min(1.0, slots / needed),
+        rotary_gap=distance / slots if slots else None,
+        kv_bytes=session.memory.rows.nbytes,
+        proposed=() if turn is None else turn.spans,
+    )
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,8 @@ class Answer:
         wanted: names of the facts that a right answer holds.
         residency: see :class:`State`.
         rotary_gap: see :class:`State`.
+        needed: spans that a right answer reads.
+        proposed: see :class:`State`.
         text: the answer.
         tokens: its length.
         reason: why it ended.
@@ -70,6 +80,8 @@ class Answer:
     wanted: tuple[str, ...]
     residency: float
     rotary_gap: float | None
+    needed: tuple[str, ...]
+    proposed: tuple[str, ...]
     text: str
     tokens: int
     reason: str
@@ -85,6 +97,8 @@ class Answer:
             wanted=probe.facts,
             residency=round(state.residency, 4),
             rotary_gap=None if state.rotary_gap is None else round(state.rotary_gap, 1),
+            needed=probe.reads,
+            proposed=state.proposed,
             text=text,
             tokens=tokens,
             reason=reason,

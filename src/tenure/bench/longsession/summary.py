@@ -94,6 +94,7 @@ def _arm(sessions: Sessions, name: str) -> dict[str, Any]:
         "recall_bootstrap95": _bootstrap(recalls),
         "residency": round(statistics.mean(answer["residency"] for answer in answers), 4),
         "rotary_gap": round(statistics.mean(gaps), 1) if gaps else None,
+        "proposed": _proposed(answers),
         "kv_bytes": max(arm["kv_bytes"] for arm in played),
         "wall_s": round(statistics.mean(arm["wall_s"] for arm in played), 2),
         "answer_s": round(statistics.mean(arm["answer_s"] for arm in played), 2),
@@ -116,6 +117,22 @@ def _by_probe(answers: Sequence[Mapping[str, Any]]) -> dict[str, list[int]]:
         one[0] += sum(answer["checks"])
         one[1] += len(answer["checks"])
     return sums
+
+
+def _proposed(answers: Sequence[Mapping[str, Any]]) -> dict[str, int] | None:
+    """Of the spans that planners found for the probes: how many, how many of them needed, how many there were to find.
+
+    None where nobody proposed any.
+    """
+    proposed = [set(answer.get("proposed", ())) for answer in answers]
+    needed = [set(answer.get("needed", ())) for answer in answers]
+    if not any(proposed):
+        return None
+    return {
+        "spans": sum(map(len, proposed)),
+        "right": sum(len(some & wanted) for some, wanted in zip(proposed, needed, strict=True)),
+        "needed": sum(map(len, needed)),
+    }
 
 
 def _bootstrap(values: Sequence[float]) -> list[float] | None:
