@@ -214,3 +214,17 @@ def _without_files(tokens: int) -> None:
 )
 def test_facts(answer: str, expect: list[str], found: list[bool]) -> None:
     assert facts_found(answer, expect) == found
+
+
+def test_regions_of_a_file() -> None:
+    head = {"session": {"regions": {"memo": {"half_life": 300}, "user": {"base": 1.0}}}}
+    lines = [head, {"role": "user", "content": "a", "region": "memo"}]
+    lines.append({"role": "user", "content": "b", "region": "memo:pin=soft"})
+    file = parse([json.dumps(line).encode() for line in lines])
+    assert file.regions == head["session"]["regions"]
+    assert [message.region for message in file.messages] == ["memo", "memo:pin=soft"]
+    for regions, words in (("x.json", "expected an object"), ({"memo": {"half_life": 0}}, "half_life 0")):
+        with pytest.raises(SessionFileError, match=words):
+            parse([json.dumps({"session": {"regions": regions}}).encode(), json.dumps(lines[1]).encode()])
+    with pytest.raises(SessionFileError, match="unknown region 'memo'"):
+        parse([json.dumps(lines[1]).encode()])

@@ -7,12 +7,13 @@ matter until its messages are kept.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from tenure.errors import MessageError, SessionFileError
+from tenure.errors import ConfigError, MessageError, SessionFileError
 from tenure.messages import Message
 from tenure.plan import Plan, Read, Step
+from tenure.region_table import RegionTable, region_changes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ FORMAT = 1
 _MARKS = ("span", "region", "pin", "step", "reads")
 _MESSAGE = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content", *_MARKS)
 _PROBE = ("probe", "expect", "reads", "step", "max_tokens", "keep", "span")
-_SESSION = ("title", "format")
+_SESSION = ("title", "format", "regions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +64,13 @@ class SessionFile:
         entries: messages and probes in order.
         title: of the first line, or "".
         path: where it was read from, or "".
+        regions: what the file changes in the table of regions, see :class:`~tenure.config.SessionConfig`.
     """
 
     entries: tuple[Message | Probe, ...]
     title: str = ""
     path: str = ""
+    regions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Message | Probe]:
         return iter(self.entries)
@@ -121,7 +124,7 @@ def parse(lines: Iterable[bytes], path: str = "session") -> SessionFile:
             reader.add(text)
     if not reader.entries:
         raise SessionFileError("no messages", path=path, way_out="Write one JSON object a line")
-    return SessionFile(tuple(reader.entries), reader.title, path)
+    return SessionFile(tuple(reader.entries), reader.title, path, reader.regions)
 
 
 class _Reader:
@@ -129,6 +132,8 @@ class _Reader:
         self.path = path
         self.line = 0
         self.title = ""
+        self.regions: dict[str, dict[str, Any]] = {}
+        self._names = RegionTable().names
         self.entries: list[Message | Probe] = []
         self._first = True
         self._spans: dict[str, int] = {}
@@ -158,7 +163,7 @@ class _Reader:
         else:
             self._known(obj, _MESSAGE)
             try:
-                self._enter(Message.parse(obj))
+                self._enter(Message.parse(obj, regions=self._names))
             except MessageError as error:
                 raise self._error(error.cause, error.way_out) from None
 
@@ -173,6 +178,14 @@ class _Reader:
         if head.get("format", FORMAT) != FORMAT:
             raise self._error(f"format {head['format']!r} is unknown", f"This version reads format {FORMAT}")
         self.title = self._typed(head, "title", str, "")
+        regions = head.get("regions", {})
+        if not isinstance(regions, dict):
+            raise self._error(f"regions: expected an object, got {type(regions).__name__}")
+        try:
+            self.regions = region_changes(regions)
+        except ConfigError as error:
+            raise self._error(f"regions: {error.cause}", error.way_out) from None
+        self._names = RegionTable(self.regions).names
 
     def _probe(self, obj: dict[str, Any]) -> Probe:
         self._known(obj, _PROBE)

@@ -101,7 +101,9 @@ class Player:
         self.engine = engine
         self.file = file
         self.session: Session = (
-            engine.session(config, plan=file.plan()) if session is None else with_steps(session, file)
+            engine.session(replace(config, regions={**file.regions, **config.regions}), plan=file.plan())
+            if session is None
+            else with_steps(session, file)
         )
         self.answers: list[Answer] = []
         self.asking: Probe | None = None
