@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -51,6 +50,6 @@ class Held:
         return self.run is not None
 
     @property
-    def tokens(self) -> Sequence[int]:
+    def tokens(self) -> array[int]:
         """Its token ids."""
         return self.ids if self.session is None else self.session.memory.ids

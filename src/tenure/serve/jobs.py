@@ -5,7 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tenure.sampling import SamplingOptions, TokenChoice
 
@@ -106,7 +109,13 @@ class Job:
     arrival: float = field(default_factory=time.monotonic)
     deadline: float = float("inf")
     cancelled: bool = False
+    tried: bool = False
     runs: list[Run] = field(default_factory=list)
+
+    @cached_property
+    def wanted(self) -> np.ndarray[Any, np.dtype[np.uint32]]:
+        """The conversation's ids."""
+        return np.asarray(self.conversation.ids, dtype=np.uint32)
 
     @property
     def done(self) -> bool:

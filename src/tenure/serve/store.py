@@ -11,11 +11,11 @@ import time
 from array import array
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 
-from tenure.encode import common_prefix
 from tenure.errors import BudgetError, MessageError, SaveError, TenureError
 from tenure.serve.errors import ApiError
 from tenure.serve.events import Bus, SessionChanged, Traffic
@@ -106,12 +106,12 @@ class Store:
             named = self._held.get((job.tenant, job.session))
             if named is None:
                 return Place("new", None, 0)
-            return Place("continued", named, common_prefix(named.tokens, job.conversation.ids))
+            return Place("continued", named, shared(named.tokens, job.wanted))
         best, most = None, 0
         for held in self._held.values():
             if held.tenant != job.tenant or held.salt != job.salt or held.temporary:
                 continue
-            common = common_prefix(held.tokens, job.conversation.ids)
+            common = shared(held.tokens, job.wanted)
             rank = (common, self._goes_on(held, job), held.key == job.key, not held.busy, held.used)
             if best is None or rank > best[0]:
                 best, most = (rank, held), common
@@ -120,9 +120,8 @@ class Store:
         held = best[1]
         if self._goes_on(held, job) and not held.busy:
             return Place("continued", held, most)
-        if most < len(held.tokens) // 2 and held.session is not None:
-            # Another conversation: what this one has evicted of the shared start would be missed there.
-            most = min(most, intact(held.session))
+        if held.session is not None:
+            most = useful(held.session, most)
         return Place("branched", held, most) if most >= _WORTH else Place("new", None, 0)
 
     @staticmethod
@@ -263,6 +262,25 @@ class Store:
     def _report(self, held: Held, change: str) -> None:
         if not held.temporary:
             self.bus.report(SessionChanged(tenant=held.tenant, session=held.id, change=change))
+
+
+def shared(tokens: array[int], wanted: np.ndarray[Any, np.dtype[np.uint32]]) -> int:
+    """Length of the common start of a session's ids and of those that are wanted; compares in place."""
+    size = min(len(tokens), len(wanted))
+    if not size or tokens[0] != wanted[0]:
+        return 0
+    differ = np.frombuffer(tokens, dtype=np.uint32, count=size) != wanted[:size]
+    first = int(differ.argmax())
+    return first if differ[first] else size
+
+
+def useful(session: Session, keep: int) -> int:
+    """Tokens of a session that a fork should keep, of ``keep`` that it could.
+
+    Where less than half is shared it is another conversation, and what this one has evicted of the shared start would
+    be missed there.
+    """
+    return keep if keep >= len(session) // 2 else min(keep, intact(session))
 
 
 def intact(session: Session) -> int:

@@ -20,7 +20,7 @@ from tenure.serve.events import Bus, Evicted, Queued, Refused, Stepped, TurnEnde
 from tenure.serve.held import Held
 from tenure.serve.jobs import Called, Failed, Finished, Job, Run, Started, Text
 from tenure.serve.pace import Pacer
-from tenure.serve.store import Place, Store, adopt
+from tenure.serve.store import Place, Store, adopt, useful
 from tenure.tiers.archive import SpanArchive
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ class Worker(threading.Thread):
         self._runs: list[Run] = []
         self._wake = threading.Condition()
         self._refusing = False
+        self._freed = False
+        """Whether something has ended since requests that wait were tried."""
         self._stopping: float | None = None
         self._pacer = Pacer(config.session.chunk, config.smooth)
 
@@ -183,6 +185,7 @@ class Worker(threading.Thread):
                 function, future = self._calls.popleft()
             if not future.set_running_or_notify_cancel():
                 continue
+            self._freed = True
             try:
                 future.set_result(function())
             except Exception as error:
@@ -200,11 +203,15 @@ class Worker(threading.Thread):
         if not self._jobs:
             return
         now = time.monotonic()
+        freed, self._freed = self._freed, False
         load = Counter(run.job.tenant for run in self._runs)
         for job in sorted(self._jobs, key=lambda job: (-job.priority, load[job.tenant], job.arrival)):
             if job.cancelled:
                 self._jobs.remove(job)
                 continue
+            if job.tried and not freed and now <= job.deadline and not self.stopping:
+                continue  # nothing has changed since it was tried
+            job.tried = True
             self.store.reserved = self._still_to_branch()
             try:
                 started = len(self._runs) + job.n <= max(self.config.streams, job.n) and self._start(job)
@@ -237,7 +244,7 @@ class Worker(threading.Thread):
             return False
         try:
             before = _brought_back(held)
-            keep = place.keep if place.how == "branched" else len(held.tokens)
+            keep = useful(_session(held), place.keep) if place.how == "branched" else len(held.tokens)
             cached = adopt(held, job, keep)
         except BaseException:
             if place.how != "continued":
@@ -379,6 +386,7 @@ class Worker(threading.Thread):
         """End an answer in whatever way; the session is free afterwards."""
         turn, held, job = run.turn, run.held, run.job
         self._runs.remove(run)
+        self._freed = True
         run.closed, held.run = True, None
         held.used = time.time()
         try:
