@@ -8,10 +8,12 @@ from collections import Counter
 
 import pytest
 
+from tenure.bench.report import write
 from tenure.bench.ruler.play import Variant
 from tenure.bench.ruler.run import Settings, ranks, run, summary
 from tenure.bench.ruler.tasks import FAMILIES, encode, make
 from tenure.errors import ConfigError
+from tests.bench.longsession.runs import MACHINE
 from tests.chats import chat_engine
 
 
@@ -131,3 +133,32 @@ def test_contexts_and_questions_are_one_chat(engines):
     text = engine.tokenizer.decode(before) + engine.tokenizer.decode(after)
     assert prompt.context in text
     assert text.endswith(prompt.prefix)
+
+
+def test_the_page_has_a_table_and_a_plot(tmp_path):
+    def cell(method, mode, ratio, score, family="single"):
+        return {"method": method, "mode": mode, "family": family, "tokens": 4096, "ratio": ratio, "score": score,
+                "n": 2, "build_s": 1.5, "prefill_s": 3.0, "kv_bytes": 10}  # fmt: skip
+
+    cells = [
+        cell("full", "any", 1.0, 0.9),
+        cell("gracekv", "agnostic", 4.0, 0.8),
+        cell("gracekv", "agnostic", 4.0, 0.4, "twohop"),
+        cell("gracekv", "agnostic", 4.0, 0.1, "continuation"),
+    ]
+    head = {"bench": "ruler", "model": "tiny", "date": "2026-01-01", "commit": "abc", "machine": MACHINE}
+    results = tmp_path / "results"
+    (results / "ruler").mkdir(parents=True)
+    (results / "ruler" / "tiny.json").write_text(json.dumps({**head, "cells": cells}))
+    peer = [cell("kvpress-kvzip", "agnostic", 4.0, 0.5)]
+    (results / "ruler" / "tiny-kvpress.json").write_text(json.dumps({**head, "cells": peer}))
+    (results / "ruler" / "single-4096-0000.json").write_text(json.dumps({**head, "seed": 0, "cells": cells}))
+    page = tmp_path / "docs" / "results.md"
+    files = write(results, page, tmp_path / "docs" / "img")
+    text = page.read_text()
+    assert "| gracekv | 0.60 | 1.50 | 3.00 |" in text
+    assert "| kvpress-kvzip | 0.50 | 1.50 | 3.00 |" in text
+    assert "| full | 0.90 | 1.50 | 3.00 |" in text
+    assert text.index("| gracekv") < text.index("| kvpress-kvzip")
+    assert [path.name for path in files] == ["results.md", "ruler-tiny.png"]
+    assert "(img/ruler-tiny.png)" in text

@@ -10,6 +10,7 @@ from typing import Any
 from tenure.bench.longsession.page import length_table, planner_table, run_section
 from tenure.bench.longsession.plots import draw
 from tenure.bench.longsession.series import Result
+from tenure.bench.ruler import page as ruler
 from tenure.errors import ConfigError
 
 _HEAD = """# Results
@@ -42,6 +43,8 @@ def load(folder: Path) -> tuple[list[Result], list[dict[str, Any]], list[tuple[P
             ) from error
         if not isinstance(found, dict) or "bench" not in found:
             raise ConfigError("no result of a benchmark", option=str(path), way_out="Remove it")
+        if found["bench"] == "ruler" and not ruler.is_summary(found):
+            continue  # a single prompt
         if found["bench"] != "longsession":
             others.append((path.relative_to(folder), found))
         elif "seeds" in found:
@@ -75,6 +78,15 @@ def write(results: Path, page: Path, images: Path) -> list[Path]:
         text += [f"![{title}]({_link(picture, page)})\n" for title, picture in pictures.items()]
         text += [table for table in (length_table(runs), planner_table(runs)) if table]
         text += [run_section(run, _machine(run), _config(run["config"])) for run in runs]
+    models = ruler.by_model(found for _, found in others if found["bench"] == "ruler")
+    if models:
+        drawn = ruler.draw(models, images)
+        pictures |= drawn
+        text.append("## RULER under compression\n")
+        text += [f"![{title}]({_link(picture, page)})\n" for title, picture in drawn.items()]
+        text += [f"{_machine(found)}\n" for _, found in others if found["bench"] == "ruler"]
+        text.append(ruler.section(models))
+    others = [(path, found) for path, found in others if found["bench"] != "ruler"]
     for name in sorted({found["bench"] for _, found in others}):
         text.append(f"## {name.capitalize()}\n")
         text += [_other(path, found) for path, found in others if found["bench"] == name]

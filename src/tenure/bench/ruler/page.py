@@ -1,0 +1,113 @@
+"""RULER's section of the results page: a table and a plot a model, our cells and kvpress's together."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Cell = Mapping[str, Any]
+
+
+def is_summary(found: Mapping[str, Any]) -> bool:
+    """Whether a result sums prompts up; the files of single prompts are not shown."""
+    return "seed" not in found
+
+
+def by_model(found: Iterable[Mapping[str, Any]]) -> dict[str, list[Cell]]:
+    """Cells of all summaries of a model."""
+    models: dict[str, list[Cell]] = {}
+    for one in found:
+        models.setdefault(str(one["model"]), []).extend(one["cells"])
+    return models
+
+
+def means(cells: Sequence[Cell], mode: str, tokens: int) -> dict[str, dict[float, float]]:
+    """Mean score over RULER's families of every method and ratio, without continuations."""
+    found: dict[str, dict[float, list[float]]] = {}
+    for cell in cells:
+        if cell["tokens"] == tokens and cell["mode"] in (mode, "any") and cell["family"] != "continuation":
+            found.setdefault(cell["method"], {}).setdefault(cell["ratio"], []).append(cell["score"])
+    return {
+        method: {ratio: statistics.fmean(scores) for ratio, scores in ratios.items()}
+        for method, ratios in found.items()
+    }
+
+
+def section(models: Mapping[str, Sequence[Cell]]) -> str:
+    """Tables of all models: a row a method, best mean first."""
+    lines: list[str] = []
+    for model, cells in sorted(models.items()):
+        lines.append(f"### {model}\n")
+        for mode, tokens in _grids(cells):
+            rows = means(cells, mode, tokens)
+            ratios = sorted({ratio for row in rows.values() for ratio in row if ratio > 1})
+            known = "with the question unknown" if mode == "agnostic" else "with the question known"
+            lines += [f"Mean score of the task families, {tokens:,} tokens, {known} to the compressor.\n"]
+            lines += [f"| method | {' | '.join(f'{ratio:g}x' for ratio in ratios)} | build s | prefill s |"]
+            lines += ["|---" * (len(ratios) + 3) + "|"]
+            full = [name for name in rows if 1.0 in rows[name]]
+            for name in full + sorted(
+                set(rows) - set(full), key=lambda name: -statistics.fmean(rows[name].values())
+            ):
+                scores = [rows[name].get(1.0 if name in full else ratio) for ratio in ratios]
+                shown = " | ".join("-" if score is None else f"{score:.2f}" for score in scores)
+                lines.append(f"| {name} | {shown} | {_mean(cells, name, tokens, 'build_s')} "
+                             f"| {_mean(cells, name, tokens, 'prefill_s')} |")  # fmt: skip
+            lines.append("")
+    return "\n".join(lines)
+
+
+def draw(models: Mapping[str, Sequence[Cell]], images: Path) -> dict[str, Path]:
+    """A picture a model: mean score over the ratio, a panel for each mode and length."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    pictures: dict[str, Path] = {}
+    for model, cells in sorted(models.items()):
+        grids = _grids(cells)
+        if not grids:
+            continue
+        figure, panels = plt.subplots(1, len(grids), figsize=(5 * len(grids), 4), squeeze=False, sharey=True)
+        for panel, (mode, tokens) in zip(panels[0], grids, strict=True):
+            for method, row in sorted(means(cells, mode, tokens).items()):
+                if 1.0 in row:
+                    panel.axhline(row[1.0], color="grey", linestyle=":", label=method)
+                    continue
+                ratios = sorted(row)
+                heavy = method == "gracekv"
+                panel.plot(ratios, [row[ratio] for ratio in ratios], marker=".", linewidth=2.5 if heavy else 1,
+                           linestyle="--" if method.startswith("kvpress") else "-", label=method)  # fmt: skip
+            panel.set_xscale("log", base=2)
+            panel.set_xlabel("tokens for each entry")
+            panel.set_title(f"{tokens:,} tokens, question {'unknown' if mode == 'agnostic' else 'known'}")
+        panels[0][0].set_ylabel("mean score of the families")
+        panels[0][-1].legend(fontsize="x-small", loc="upper right")
+        path = images / f"ruler-{model.rstrip('/').rsplit('/', 1)[-1]}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.tight_layout()
+        figure.savefig(path, dpi=120)
+        plt.close(figure)
+        pictures[f"Scores over the ratio, {model}"] = path
+    return pictures
+
+
+def _grids(cells: Sequence[Cell]) -> list[tuple[str, int]]:
+    """Modes and lengths that there are cells of, in order."""
+    return sorted(
+        {
+            (cell["mode"], cell["tokens"])
+            for cell in cells
+            if cell["mode"] != "any" and cell["family"] != "continuation"
+        }
+    )
+
+
+def _mean(cells: Sequence[Cell], method: str, tokens: int, name: str) -> str:
+    values = [
+        cell[name] for cell in cells if cell["method"] == method and cell["tokens"] == tokens and name in cell
+    ]
+    return f"{statistics.fmean(values):.2f}" if values else "-"
