@@ -59,8 +59,8 @@ class MemDecay(Policy):
     """
 
     normalise: Normalisation = "sink_excluded"
-    mix: float = 0.75
-    eta: float = 0.1
+    mix: float = 0.5
+    eta: float = 0.15
     persistent: float = 0.2
     refresh: Refresh = "energy"
     threshold: float = 1.0
