@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import replace
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from tenure import conversation, sessionstore
 from tenure.cache.attend import Work
-from tenure.config import SessionConfig
-from tenure.errors import ConfigError, ModelError
-from tenure.evictions import EvictedPage
+from tenure.errors import ConfigError
 from tenure.history import places_of, record_calls
 from tenure.interrupt import uninterrupted
-from tenure.memory import Memory
 from tenure.pieces import marked
 from tenure.pins import admit
-from tenure.plan import Plan, Step
-from tenure.planners import make_planning
+from tenure.plan import Step
 from tenure.reads import check_reads
 from tenure.references import check_plan, settle
 from tenure.regions import AnyRegion, Region
-from tenure.report import SessionStats, SpanReport, session_stats, span_report
 from tenure.sampling import SamplingOptions, sampling_options
+from tenure.sessionbase import SessionBase
 from tenure.spans import Pin, Span, check_span_id
 from tenure.tiers.prefetch import prefetch_next
-from tenure.tiers.record import Archive
 from tenure.toolcalls import CallForm, ToolCall
 from tenure.transcript import Message, Piece, State, Transcript
 from tenure.turn import Turn
@@ -39,12 +31,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tenure.compress.apply import Compression, Where
-    from tenure.engine import Engine
 
 MessageLike = str | Mapping[str, Any] | Message
 
 
-class Session:
+class Session(SessionBase):
     """An append-only stream of messages whose cache never outgrows its budget.
 
     Made by :meth:`Engine.session`. Usable as a context manager: leaving it frees the slab.
@@ -52,43 +43,8 @@ class Session:
     Bad input is refused before anything changes. Where a forward fails or is interrupted, the tokens that it did not
     compute stay queued and come first in the next call; ``keep_first(len(session))`` gives them up.
 
-    Args:
-        engine: the model.
-        config: checked options.
-        plan: steps and what they read; change it through the session's methods or directly.
-        transcript: renders its messages; None for raw ids only.
-        archive: where evicted spans can be fetched from again; None loses them.
+    Its arguments are those of :class:`SessionBase`.
     """
-
-    def __init__(
-        self,
-        engine: Engine,
-        config: SessionConfig,
-        plan: Plan,
-        transcript: Transcript | None = None,
-        archive: Archive | None = None,
-    ) -> None:
-        self.engine = engine
-        self.config = config
-        self.plan = plan
-        self.planning = (
-            None if config.planner is None else make_planning(config.planner, config.planner_options)
-        )
-        if self.planning is not None:
-            archive = self.planning.archive(engine, config, archive)
-        self.memory = Memory(config, engine.device, plan, archive)
-        self.logits: Tensor | None = None
-        """Logits ``[vocabulary]`` behind the last token, fp32; None where they were not computed."""
-        self._collected: list[Tensor] | None = None
-        self._transcript = transcript
-        if transcript is not None:
-            transcript.regions = self.memory.aging.table.names
-        self._turn: Turn | None = None
-        self._states: list[tuple[int, State]] = [(0, State())]
-        self._forcing = False
-        self._unnamed = 0
-        self._step: str | None = None
-        self._closed = False
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -394,74 +350,7 @@ class Session:
             self.plan.finish(self._step)
             self._step = None
 
-    def fetch(self, span_ids: Iterable[str]) -> list[str]:
-        """Bring evicted spans back from the session's tiers, whole, at new positions.
-
-        Spans that the current plan step reads are fetched by themselves when a message begins the step.
-
-        Args:
-            span_ids: in order of importance; unknown ones and ones that no tier has are passed over.
-
-        Returns:
-            Ids of the spans that came back.
-        """
-        self._idle()
-        return self.memory.restore(span_ids)
-
-    # -- going back, branching -------------------------------------------------------------------
-
-    def keep_first(self, count: int) -> None:
-        """Keep the first ``count`` tokens and take back all later ones; 0 clears the session.
-
-        Tokens that wait to be computed (the last one of an answer does) are later ones. What was evicted before stays
-        evicted: a session cannot get back rows that it no longer has.
-
-        Raises:
-            ConfigError: ``count`` is not in ``0 .. tokens``; nothing has changed.
-        """
-        self._idle()
-        with uninterrupted():
-            self.memory.keep_first(count)
-            self.logits = None
-            while self._states[-1][0] > count:
-                self._states.pop()
-            length, state = self._states[-1]
-            if self._transcript is not None:
-                self._transcript = self._transcript.fork()
-                self._transcript.restore(state)
-                if count > length and not self._transcript.turn_open:
-                    self._transcript.raw()  # the start of a message that was cut is no message
-
-    def drop_last(self, count: int) -> None:
-        """Take back the last ``count`` tokens; 0 changes nothing.
-
-        Raises:
-            ConfigError: ``count`` is not in ``0 .. tokens``; nothing has changed.
-        """
-        self._idle()
-        tokens = len(self.memory.ids)
-        if not isinstance(count, int) or not 0 <= count <= tokens:
-            raise ConfigError(
-                f"{count} is not in 0..{tokens}", option="drop_last", way_out="Give fewer tokens"
-            )
-        if count:
-            self.keep_first(tokens - count)
-
-    def fork(self) -> Session:
-        """An independent session in the same state: own slab, own ledger, own plan.
-
-        A turn that is being generated goes on in this session only; in the copy its text so far is history.
-        """
-        self._usable()
-        copy = Session.__new__(Session)
-        copy.__dict__.update(self.__dict__)
-        copy.plan = self.plan.copy()
-        copy.memory = self.memory.fork(copy.plan)
-        copy.planning = None if self.planning is None else self.planning.fork()
-        copy._transcript = None if self._transcript is None else self._transcript.fork()
-        copy._states = list(self._states)
-        copy._turn = None
-        return copy
+    # -- as a whole ------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> int:
         """Write the whole session to a file or a tier, to go on with :meth:`Engine.restore` at any later time.
@@ -494,91 +383,11 @@ class Session:
         self.engine.drain([self])
         return compress(self, span, **options)
 
-    # -- asking about itself ---------------------------------------------------------------------
-
-    def explain(self, span_id: str) -> SpanReport:
-        """Where a span is and why.
-
-        Raises:
-            UnknownSpanError: no such span.
-        """
-        report = span_report(self.memory, span_id, lambda a, b: self.text_of(self.memory.ids[a:b]))
-        return report if self.planning is None else replace(report, edges=self.planning.edges_of(span_id))
-
-    def text_of(self, ids: Iterable[int]) -> str:
-        """Token ids as text; empty without a tokenizer."""
-        tokenizer = self.engine.tokenizer
-        return "" if tokenizer is None else str(tokenizer.decode(list(ids)))
-
     def check_plan(self, *, pending_ok: bool = True) -> None:
         """Raise PlanError where the plan names spans that the session does not have; see ``references.check_plan``."""
         check_plan(self, pending_ok=pending_ok)
 
-    def evictions(self) -> list[EvictedPage]:
-        """The newest evicted pages with region, score, age and reason, oldest first."""
-        return self.memory.evictions.pages(self.memory)
-
-    def stats(self) -> SessionStats:
-        """Counters; see :class:`SessionStats`."""
-        stats = session_stats(self.memory, self.engine.layout.token_bytes)
-        return stats if self.planning is None else replace(stats, planner=self.planning.to_json())
-
-    def close(self) -> None:
-        """End an open turn and free the slab. The ledger still answers; anything else is refused."""
-        if self._turn is not None:
-            self._turn.close()
-        self._closed = True
-        self.memory.free()
-
-    def check_integrity(self) -> None:
-        """Raise IntegrityError if cache, ledger and token list disagree."""
-        self.memory.check_integrity()
-
-    def __len__(self) -> int:
-        return len(self.memory.ids)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     # -- inside ----------------------------------------------------------------------------------
-
-    def _usable(self) -> None:
-        if self._closed:
-            raise ConfigError(
-                "the session is closed", option="session", way_out="Open a new one, or fork before"
-            )
-
-    def _idle(self) -> None:
-        self._usable()
-        if self._turn is not None:
-            raise ConfigError(
-                "a turn is still being generated", option="session", way_out="Finish or close the turn first"
-            )
-
-    def _token_ids(self, ids: Sequence[int]) -> list[int]:
-        """The ids as plain integers; ConfigError if one is not in the vocabulary."""
-        vocabulary = self.engine.vocabulary
-        try:
-            ids = [operator.index(token) for token in ids]
-        except TypeError as error:
-            raise ConfigError(str(error), option="ids", way_out="Give whole numbers") from error
-        if ids and not 0 <= min(ids) <= max(ids) < vocabulary:
-            raise ConfigError(f"token ids must be in 0..{vocabulary - 1}", option="ids")
-        return ids
-
-    def _chat(self) -> Transcript:
-        if self._transcript is None:
-            raise ModelError(
-                "the engine has no tokenizer with a chat template",
-                option=f"model {self.engine.name}",
-                way_out="Use append_ids and feed, or give the engine a tokenizer",
-            )
-        return self._transcript
 
     def _check(self, pieces: Iterable[Piece], *, upto: int | None = None) -> None:
         """Refuse new span ids that are taken and pins that do not fit, given the first ``upto`` tokens."""
@@ -593,25 +402,6 @@ class Session:
                 check_span_id(piece.span, taken)
                 taken.add(piece.span)
         admit(self.memory, pinned, upto)
-
-    def _new_span(
-        self,
-        name: str | None,
-        region: AnyRegion,
-        role: str | None,
-        pin: Pin | None,
-        reserved: Container[str | None] = (),
-    ) -> Span:
-        table, waiting = self.memory.ledger.spans, self.memory.waiting_spans
-        if name is not None:
-            check_span_id(name, table)
-            check_span_id(name, waiting)
-        while name is None:
-            self._unnamed += 1
-            name = f"{role or 'ids'}-{self._unnamed}"
-            if name in table or name in waiting or name in reserved:
-                name = None
-        return Span(name, 0, 0, region, role, pin)
 
     def _follow(self, message: Message) -> None:
         """Move the plan along with a message that belongs to a step."""
