@@ -25,6 +25,7 @@ def run(
     clock: str,
     threshold: float,
     stride: int,
+    page: int,
     most: int,
     seed: int,
     as_json: bool,
@@ -43,6 +44,8 @@ def run(
         raise ConfigError(f"{threshold} is no attention", option="threshold", way_out="Give 1, a fair share")
     if stride < 1:
         raise ConfigError(f"{stride} tokens are no chunk", option="stride", way_out="Give 16, for example")
+    if page < 1:
+        raise ConfigError(f"{page} tokens are no page", option="page", way_out="Give 1 to tell tokens apart")
     _need("scipy")
     if plot is not None:
         _need("matplotlib")
@@ -60,6 +63,7 @@ def run(
                     threshold=threshold,
                     clock=known[clock],
                     stride=stride,
+                    page=page,
                     spans=spans,
                 )
             )
@@ -73,6 +77,7 @@ def run(
         "threshold": threshold,
         "clock": clock,
         "stride": stride,
+        "page": page,
         "seed": seed,
         "transcripts": [path.name for path in paths],
     }

@@ -44,6 +44,7 @@ class Lifetimes:
 class _Log:
     threshold: float
     grace: int
+    page: int = 1
     ends: list[int] = field(default_factory=list)
     last: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
@@ -72,9 +73,21 @@ class Tracer(Full):
         sinks = look.logical[0].cpu() < look.sinks
         mean[sinks] = 0.0
         fair = mean.sum() / max(1, int((~sinks).sum()))
+        if log.page > 1:
+            mean = _best_of_page(mean, look.logical[0].cpu(), look.region[0].cpu(), log.page)
         old = torch.arange(rows) < rows - look.new - log.grace
         log.last[(mean >= log.threshold * fair) & old] = chunk
         return {}
+
+
+def _best_of_page(mean: Tensor, logical: Tensor, region: Tensor, size: int) -> Tensor:
+    """Each token's value replaced by the largest among the tokens of its page: ``size`` tokens of one region."""
+    begins = torch.zeros_like(logical)
+    for key in (logical // size, region):
+        begins[1:] |= key[1:] != key[:-1]
+    page = begins.cumsum(0)
+    best = torch.zeros(int(page[-1]) + 1, dtype=mean.dtype).scatter_reduce_(0, page, mean, "amax")
+    return best[page]
 
 
 def trace(
@@ -86,6 +99,7 @@ def trace(
     stride: int = 16,
     grace: int = 128,
     window: int = 128,
+    page: int = 16,
     spans: int = 0,
 ) -> dict[str, Lifetimes]:
     """Lifetimes by region in one transcript.
@@ -98,9 +112,10 @@ def trace(
         stride: tokens a chunk: how finely time is told.
         grace: tokens behind a token whose looks do not count, since everything local is looked at.
         window: last tokens of the transcript; what is looked at by them is still alive.
+        page: tokens that live together: a look at one is a look at all; 1 tells them apart.
         spans: number of the first message.
     """
-    log = _Log(threshold, grace)
+    log = _Log(threshold, grace, page)
     with engine.session(policy="full", positions="logical", chunk=stride, granularity="session") as session:
         session.memory.policy = Tracer(log=log)
         session.append(list(messages))
