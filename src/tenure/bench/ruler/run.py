@@ -40,6 +40,7 @@ ABLATIONS: tuple[str, ...] = (
     'gracekv:slots="uniform"',
     "gracekv:hops=0",
     "gracekv:repeat=0.0",
+    "gracekv:guess=false",
     "gracekv:pooled=true",
     'gracekv:apart="split"',
 )

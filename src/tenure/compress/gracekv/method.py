@@ -21,6 +21,8 @@ from tenure.compress.gracekv.partition import features, partition, rarity, unifo
 from tenure.compress.gracekv.trees import Forest, Judges, Tokens, grow
 from tenure.errors import ConfigError
 
+_FLOOR, _BLIND_FLOOR = 0.6, 0.9
+
 
 @dataclass(frozen=True)
 class GraceKV(Compressor):
@@ -30,7 +32,9 @@ class GraceKV(Compressor):
     wherever an entry is worth most.
 
     Args:
-        floor: share of the budget for single tokens that are sure to stay, the most relevant ones of all heads.
+        floor: share of the budget for single tokens that are sure to stay, the most relevant ones of all heads; None
+            takes 0.6, as the paper does, where the question is known or its turn has followed, and 0.9 where it is not:
+            what a coming question needs word for word is then in no prototype.
         apart: how single tokens leave their trees: ``joined`` lets one prototype stand for all others of the slot,
             ``split`` one for each run between them, as paths of three-way splits do, at a higher price.
         slots: ``curvature`` or ``uniform``.
@@ -45,7 +49,7 @@ class GraceKV(Compressor):
         guess: judge tokens that were not read again by what their head needs of those that were.
     """
 
-    floor: float = 0.6
+    floor: float | None = None
     apart: Literal["joined", "split"] = "joined"
     slots: Literal["curvature", "uniform"] = "curvature"
     hops: int = 2
@@ -70,7 +74,7 @@ class GraceKV(Compressor):
                     f"{value!r} is not known", option=option, way_out="Give " + " or ".join(known)
                 )
         for option, share in (("floor", self.floor), ("repeat", self.repeat)):
-            if not 0 <= share <= 1:
+            if share is not None and not 0 <= share <= 1:
                 raise ConfigError(f"{share} is no share", option=option, way_out="Give 0 to 1")
         for option, count, least in (
             ("hops", self.hops, 0),
@@ -94,7 +98,9 @@ class GraceKV(Compressor):
         if not self.trees:
             return take(context, self._best(value, budget))
         singles = torch.zeros_like(value, dtype=torch.bool)
-        kept = int(self.floor * budget)
+        known = bool(context.question) or context.delayed is not None
+        floor = self.floor if self.floor is not None else _FLOOR if known else _BLIND_FLOOR
+        kept = int(floor * budget)
         if kept:
             singles = self._best(value, kept)
         with _timed(context, "trees"):
