@@ -73,7 +73,7 @@ _NAMES = (
 )
 
 _OPENING = {
-    Region.SYSTEM: "You are a careful agent. Give exact codes.",
+    Region.SYSTEM: "Be exact.",
     Region.TOOLS: "Tools: search(query), read(path), run(command).",
     Region.PLAN: "1. Look. 2. Compare. 3. Report.",
     Region.USER: "Go on with the inventory.",
@@ -149,7 +149,7 @@ class Fact:
     @property
     def question(self) -> str:
         """What is asked."""
-        return f"What is the code of {self.name}? Answer with the code only."
+        return f"What is the code of {self.name}? Only the code."
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ def transcript(seed: int, tokens: int, count: Callable[[str], int]) -> AgentTran
         room = (tokens - used) * shares[slot] / total
         while room > 0:
             line = next(filler[slot[0]])
-            room -= count(line) + 1
+            room -= count(line + "\n")
             if room > -4:
                 lines[slot].append(line)
     messages = []
