@@ -162,3 +162,6 @@ def test_the_page_has_a_table_and_a_plot(tmp_path):
     assert text.index("| gracekv") < text.index("| kvpress-kvzip")
     assert [path.name for path in files] == ["results.md", "ruler-tiny.png"]
     assert "(img/ruler-tiny.png)" in text
+    assert (
+        "Of 3 cells (mode, family, length, ratio), ties shared, gracekv is first in 3 and second in 0" in text
+    )

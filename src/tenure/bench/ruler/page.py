@@ -56,7 +56,23 @@ def section(models: Mapping[str, Sequence[Cell]]) -> str:
                 lines.append(f"| {name} | {shown} | {_mean(cells, name, tokens, 'build_s')} "
                              f"| {_mean(cells, name, tokens, 'prefill_s')} |")  # fmt: skip
             lines.append("")
+        lines.append(_standing(cells) + "\n")
     return "\n".join(lines)
+
+
+def _standing(cells: Sequence[Cell]) -> str:
+    """How GraceKV stands among all methods, cell by cell."""
+    from tenure.bench.ruler.run import ranks
+
+    found = ranks(cells)
+    lost = ", ".join(
+        f"{family} {tokens:,} {ratio:g}x ({mode})" for mode, family, tokens, ratio in found["lost"]
+    )
+    return (
+        f"Of {found['cells']} cells (mode, family, length, ratio), ties shared, gracekv is first in {found['first']} and "
+        f"second in {found['second']}; {found['empty']} cells in which all score 0 are left out."
+        + (f" Behind that: {lost}." if lost else "")
+    )
 
 
 def draw(models: Mapping[str, Sequence[Cell]], images: Path) -> dict[str, Path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -184,7 +184,7 @@ def summary(folder: Path) -> dict[str, Any]:
     return {"cells": cells}
 
 
-def ranks(cells: Sequence[dict[str, Any]], method: str = "gracekv") -> dict[str, Any]:
+def ranks(cells: Sequence[Mapping[str, Any]], method: str = "gracekv") -> dict[str, Any]:
     """How often a method is first and second of all in a (mode, family, length, ratio), ties shared.
 
     Cells in which every method scores 0 rank nobody.
