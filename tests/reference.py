@@ -51,7 +51,7 @@ class MaskedReference:
         self._length = total
         return logits
 
-    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, native: object = None) -> Tensor:
         old_k, old_v = self._keys[layer], self._values[layer]
         self._keys[layer] = k = k if old_k is None else torch.cat([old_k, k], 1)
         self._values[layer] = v = v if old_v is None else torch.cat([old_v, v], 1)

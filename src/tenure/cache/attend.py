@@ -91,12 +91,12 @@ class Forward:
 
     def steps(self, native: Native) -> bool:
         """Whether every session decodes one token on a slab that the native kernels can read."""
-        return all(
-            work.stop - work.start == 1
-            and work.watch is None
-            and native.can_read(work.rows.raw, work.rows.rotated)
-            for work in self.work
-        )
+        return all(self._steps(native, work) for work in self.work)
+
+    @staticmethod
+    def _steps(native: Native, work: Work) -> bool:
+        one = work.stop - work.start == 1 and work.watch is None
+        return one and native.can_read(work.rows.raw, work.rows.rotated)
 
     def step(self, native: Native, layer: int, qkv: Tensor, out: Tensor) -> None:
         """Append and attend for one token of each session.
@@ -108,26 +108,29 @@ class Forward:
             out: ``[T, heads, D]`` fp32.
         """
         for work in self.work:
-            token, statistics, mass = work.start, work.statistics, work.mass
-            other = None
-            if work.frozen:
-                other = self._frozen(native, layer, work, qkv[token])
-                if other is None:
-                    self._step_frozen(layer, work, qkv[token], out[token])
-                    continue
-            native.attention(
-                qkv[token],
-                self.cos[token],
-                self.sin[token],
-                work.rows.slab(layer),
-                work.rows.rows,
-                out[token],
-                scale=self.scale,
-                mass=None if mass is None else mass[layer % work.groups],
-                share=work.share,
-                mean=statistics is not None and statistics.reduce == "mean",
-                other=other,
-            )
+            self._step(native, layer, work, qkv[work.start], out[work.start])
+
+    def _step(self, native: Native, layer: int, work: Work, qkv: Tensor, out: Tensor) -> None:
+        statistics, mass = work.statistics, work.mass
+        other = None
+        if work.frozen:
+            other = self._frozen(native, layer, work, qkv)
+            if other is None:
+                self._step_frozen(layer, work, qkv, out)
+                return
+        native.attention(
+            qkv,
+            self.cos[work.start],
+            self.sin[work.start],
+            work.rows.slab(layer),
+            work.rows.rows,
+            out,
+            scale=self.scale,
+            mass=None if mass is None else mass[layer % work.groups],
+            share=work.share,
+            mean=statistics is not None and statistics.reduce == "mean",
+            other=other,
+        )
 
     def _frozen(self, native: Native, layer: int, work: Work, qkv: Tensor) -> tuple[Tensor, Tensor] | None:
         """One token's attention over the frozen segments of a session; None if the kernels cannot read one."""
@@ -161,7 +164,7 @@ class Forward:
         shaped = q.view(layout.kv_heads, heads // layout.kv_heads, 1, dim)
         out.copy_(self._session(layer, work, shaped)[0].view(heads, dim))
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, native: Native | None = None) -> Tensor:
         """Append the new keys and values of a layer and attend.
 
         Args:
@@ -169,6 +172,7 @@ class Forward:
             q: unrotated queries ``[H, T, D]``.
             k: unrotated keys ``[G, T, D]``.
             v: values ``[G, T, D]``.
+            native: kernels for the sessions that decode one token beside others that read text; None has none.
 
         Returns:
             ``[T, H, D]``.
@@ -179,6 +183,12 @@ class Forward:
         rotated_k = self.kernels.rotate(k, self.cos, self.sin)
         out = q.new_empty(total, heads, dim)
         for work in self.work:
+            if native is not None and self._steps(native, work):
+                qkv = torch.cat([one[:, work.start] for one in (q, k, v)]).float()
+                single = torch.empty(heads, dim)
+                self._step(native, layer, work, qkv, single)
+                out[work.start] = single
+                continue
             part = slice(work.start, work.stop)
             work.rows.append(layer, k[:, part], v[:, part], rotated_k[:, part])
             one, lse = self._session(layer, work, rotated_q[:, :, part])

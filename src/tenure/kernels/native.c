@@ -58,6 +58,28 @@ void tenure_rms_norm(const float *x, const float *weight, float *y, long tokens,
         return sum;                                                                               \
     }
 
+/* The same for four tokens: a weight is read and widened once for all of them. */
+#define DOT4(T)                                                                                   \
+    static inline void dot4_##T(const T *restrict w, const float *restrict x, long width,         \
+                                float *restrict sums) {                                           \
+        const float *x1 = x + width, *x2 = x1 + width, *x3 = x2 + width;                          \
+        float a[LANES] = {0.0f}, b[LANES] = {0.0f}, c[LANES] = {0.0f}, d[LANES] = {0.0f};         \
+        float e = 0.0f, f = 0.0f, g = 0.0f, h = 0.0f;                                             \
+        long i = 0;                                                                               \
+        for (; i + LANES <= width; i += LANES)                                                    \
+            for (long l = 0; l < LANES; l++) {                                                    \
+                float v = load_##T(w[i + l]);                                                     \
+                a[l] += v * x[i + l], b[l] += v * x1[i + l];                                      \
+                c[l] += v * x2[i + l], d[l] += v * x3[i + l];                                     \
+            }                                                                                     \
+        for (; i < width; i++) {                                                                  \
+            float v = load_##T(w[i]);                                                             \
+            e += v * x[i], f += v * x1[i], g += v * x2[i], h += v * x3[i];                        \
+        }                                                                                         \
+        for (long l = 0; l < LANES; l++) e += a[l], f += b[l], g += c[l], h += d[l];              \
+        sums[0] = e, sums[1] = f, sums[2] = g, sums[3] = h;                                       \
+    }
+
 /* y[t, o] (+)= scale[o] * W[o] x[t] + bias[o].
  * gated: W holds the gate's rows, then as many of `up`; y = silu(gate) * up, of half the rows. */
 #define LINEAR(T)                                                                                         \
@@ -65,16 +87,22 @@ void tenure_rms_norm(const float *x, const float *weight, float *y, long tokens,
                            long tokens, long outputs, long width, int add, int gated) {                   \
         long half = gated ? outputs / 2 : outputs;                                                        \
         _Pragma("omp parallel for schedule(static)") for (long o = 0; o < half; o++) {                    \
-            for (long t = 0; t < tokens; t++) {                                                           \
-                float v = dot_##T(w + o * width, x + t * width, width);                                   \
-                v = v * (scale ? scale[o] : 1.0f) + (bias ? bias[o] : 0.0f);                              \
-                if (gated) {                                                                              \
-                    float u = dot_##T(w + (half + o) * width, x + t * width, width);                      \
-                    u = u * (scale ? scale[half + o] : 1.0f) + (bias ? bias[half + o] : 0.0f);            \
-                    v = silu(v) * u;                                                                      \
+            float s[4], p[4];                                                                             \
+            for (long t = 0, n; t < tokens; t += n) {                                                     \
+                n = tokens - t >= 4 ? 4 : 1;                                                              \
+                if (n == 4) dot4_##T(w + o * width, x + t * width, width, s);                             \
+                else s[0] = dot_##T(w + o * width, x + t * width, width);                                 \
+                if (gated && n == 4) dot4_##T(w + (half + o) * width, x + t * width, width, p);           \
+                else if (gated) p[0] = dot_##T(w + (half + o) * width, x + t * width, width);             \
+                for (long k = 0; k < n; k++) {                                                            \
+                    float v = s[k] * (scale ? scale[o] : 1.0f) + (bias ? bias[o] : 0.0f);                 \
+                    if (gated) {                                                                          \
+                        float u = p[k] * (scale ? scale[half + o] : 1.0f) + (bias ? bias[half + o] : 0.0f); \
+                        v = silu(v) * u;                                                                  \
+                    }                                                                                     \
+                    float *out = y + (t + k) * half + o;                                                  \
+                    *out = add ? *out + v : v;                                                            \
                 }                                                                                         \
-                float *out = y + t * half + o;                                                            \
-                *out = add ? *out + v : v;                                                                \
             }                                                                                             \
         }                                                                                                 \
     }
@@ -82,6 +110,9 @@ void tenure_rms_norm(const float *x, const float *weight, float *y, long tokens,
 DOT(bf16)
 DOT(f32)
 DOT(i8)
+DOT4(bf16)
+DOT4(f32)
+DOT4(i8)
 LINEAR(bf16)
 LINEAR(f32)
 LINEAR(i8)

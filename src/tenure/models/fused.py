@@ -94,7 +94,8 @@ class FusedDecoder:
                 work.step(kernels, index, torch.cat([q, k, v], 1).float(), single)
                 attended = single.to(x.dtype)
             else:
-                attended = work.attend(index, q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1))
+                q, k, v = q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1)
+                attended = work.attend(index, q, k, v, self._native)
             hidden = hidden + layer.out(attended.flatten(1))
             x = self._rms(hidden, layer.mlp_norm)
             gate, up = layer.gate_up(x).chunk(2, -1)
