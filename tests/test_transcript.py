@@ -496,7 +496,7 @@ def _timed(transcript: Transcript, text: str) -> float:
         ({"role": "user", "content": "x", "pin": "glue"}, "pin: 'glue' is not a pin"),
         ({"role": "user", "content": "x", "region": "tool"}, "region: unknown region 'tool'"),
         ({"role": "user", "content": "x", "reads": "a"}, "reads: expected a list"),
-        ({"role": "user", "content": "x", "reads": [1]}, r"reads\[0\]: expected a text"),
+        ({"role": "user", "content": "x", "reads": [1]}, r"reads\[0\]: expected a non-empty string"),
         ({"role": "user", "content": "x", "span": "a\0b"}, "span: an id is a non-empty text without NUL"),
         ({"role": "user", "content": "x", "tool_calls": CALL["tool_calls"]}, "a user message cannot call"),
         ({"role": "assistant", "tool_calls": [{"function": {}}]}, r"tool_calls\[0\]: expected an object"),
