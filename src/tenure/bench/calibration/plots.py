@@ -25,6 +25,7 @@ def draw(lives: Mapping[str, Lifetimes], found: Mapping[str, Estimate], clock: s
     axes.set_xlabel(f"age in {clock}")
     axes.set_ylabel("share of tokens still looked at")
     axes.set_ylim(0, 1.02)
-    axes.legend(title=f"half-life, {clock}", fontsize="small")
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(title=f"half-life, {clock}", fontsize="small")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
