@@ -37,8 +37,14 @@ def dense(made):
     return weight if made.weight.dtype is not torch.int8 else weight * made.scale.double()[:, None]
 
 
+def seen(x, dtype):
+    """What the kernel multiplies by: more than a few tokens are rounded where there are bf16 products."""
+    rounds = dtype is torch.bfloat16 and len(x) > 3 and native().has_products
+    return x.bfloat16() if rounds else x
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
-@pytest.mark.parametrize("tokens", [1, 2, MAX_TOKENS])
+@pytest.mark.parametrize("tokens", [1, 2, 5, MAX_TOKENS])
 @pytest.mark.parametrize(("outputs", "width"), [(1, 5), (7, 33), (64, 96)])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("add", [False, True])
@@ -47,7 +53,7 @@ def test_linear(dtype, tokens, outputs, width, bias, add):
     x, before = numbers(tokens, width, seed=3), numbers(tokens, outputs, seed=4)
     out = before.clone() if add else torch.full_like(before, math.nan)
     made.few(native(), x, out, add=add)
-    want = x.double() @ dense(made).T
+    want = seen(x, dtype).double() @ dense(made).T
     want += numbers(outputs, seed=2).double() if bias else 0
     near(out, want + before.double() if add else want, 1e-4)
 

@@ -94,6 +94,9 @@ def attend_weighted(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, *, scale: flo
 
 def attention_mass(q: Tensor, k: Tensor, lse: Tensor, *, scale: float) -> Tensor:
     """See :func:`tenure.kernels.reference.attention_mass`; blocked over keys, so that memory stays flat."""
+    kernels = _vector_products()
+    if kernels is not None and kernels.can_attend(q):
+        return kernels.attention_mass(q, k, lse, scale=scale)
     heads, groups, w, _ = q.shape
     m = k.shape[1]
     flat = q.reshape(heads, groups * w, -1)

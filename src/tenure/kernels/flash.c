@@ -1,10 +1,13 @@
-/* Attention of many queries on CPUs with AVX-512 bf16 products: blocked softmax(Q K^T) V with its log-sum-exp.
+/* Kernels for CPUs with AVX-512 bf16 products.
+ *
+ * Attention of many queries: blocked softmax(Q K^T) V with its log-sum-exp. Products of a weight with some tens of tokens.
  *
  * One pass over keys for each block of queries, with a running maximum (FlashAttention, arXiv 2205.14135). Logits, sums
  * and output are fp32; products take bf16 pairs. Keys and values are first packed so that one load gives 16 columns of
  * a pair: keys [panel of 64][dim / 2][64][2], values [block of 64 dims][rows / 2][64][2].
  */
 #include <math.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -92,6 +95,56 @@ static inline float weigh(const float *logits, uint16_t *weights, long seen, lon
     return factor;
 }
 
+/* Rows of 16 words become columns. */
+static inline void transpose(__m512i *r) {
+    __m512i t[16], u[16];
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        u[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+        u[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+        u[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+        u[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+    for (int c = 0; c < 4; c++) {
+        __m512i a = _mm512_shuffle_i32x4(u[c], u[4 + c], 0x88), b = _mm512_shuffle_i32x4(u[8 + c], u[12 + c], 0x88);
+        __m512i d = _mm512_shuffle_i32x4(u[c], u[4 + c], 0xdd), e = _mm512_shuffle_i32x4(u[8 + c], u[12 + c], 0xdd);
+        r[c] = _mm512_shuffle_i32x4(a, b, 0x88);
+        r[8 + c] = _mm512_shuffle_i32x4(a, b, 0xdd);
+        r[4 + c] = _mm512_shuffle_i32x4(d, e, 0x88);
+        r[12 + c] = _mm512_shuffle_i32x4(d, e, 0xdd);
+    }
+}
+
+/* A panel of 64 keys from row `start` on, as columns of pairs; zeros past row m. */
+static inline void pack_keys(const uint16_t *k, long k_row, long start, long m, long pairs, uint32_t *to) {
+    for (long c = 0; c < 64; c += 16)
+        for (long p = 0; p < pairs; p += 16) {
+            __m512i block[16];
+            for (long r = 0; r < 16; r++)
+                block[r] = start + c + r < m ? _mm512_loadu_si512(k + (start + c + r) * k_row + 2 * p)
+                                             : _mm512_setzero_si512();
+            transpose(block);
+            for (long r = 0; r < 16; r++) _mm512_storeu_si512(to + (p + r) * 64 + c, block[r]);
+        }
+}
+
+/* Two rows of values as pairs, blocks of 64 dims `block` words apart. */
+static inline void pack_values(const uint16_t *a, const uint16_t *b, long dim, uint32_t *to, long block) {
+    const __m512i first = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6,
+                                           37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    const __m512i second = _mm512_add_epi16(first, _mm512_set1_epi16(16));
+    for (long c = 0; c < dim; c += 32) {
+        __m512i low = a ? _mm512_loadu_si512(a + c) : _mm512_setzero_si512();
+        __m512i high = b ? _mm512_loadu_si512(b + c) : _mm512_setzero_si512();
+        uint32_t *at = to + c / 64 * block + c % 64;
+        _mm512_storeu_si512(at, _mm512_permutex2var_epi16(low, first, high));
+        _mm512_storeu_si512(at + 16, _mm512_permutex2var_epi16(low, second, high));
+    }
+}
+
 /* q: [kv_heads * group, n, dim] with strides, k, v: [kv_heads, m, dim] with strides, all bf16.
  * Query i sees the keys 0 .. first + i. out: bf16 [kv_heads * group, n, dim], lse: fp32 [kv_heads * group, n].
  * pack: room for 2 * kv_heads * padded * dim / 2 words, padded = m rounded up to KEYS. */
@@ -106,22 +159,11 @@ void tenure_attend(const uint16_t *q, const uint16_t *k, const uint16_t *v, uint
 #pragma omp for schedule(static)
         for (long t = 0; t < kv_heads * panels; t++) {
             long head = t / panels, panel = t % panels;
-            uint32_t *to = keys + head * words + panel * 64 * pairs;
-            for (long c = 0; c < 64; c++) {
-                long row = panel * 64 + c;
-                const uint16_t *from = k + head * k_head + row * k_row;
-                for (long p = 0; p < pairs; p++) {
-                    uint32_t pair = 0;
-                    if (row < m) memcpy(&pair, from + 2 * p, 4);
-                    to[p * 64 + c] = pair;
-                }
-            }
+            pack_keys(k + head * k_head, k_row, panel * 64, m, pairs, keys + head * words + panel * 64 * pairs);
             for (long r = panel * 32; r < panel * 32 + 32; r++) {
-                const uint16_t *a = v + head * v_head + 2 * r * v_row, *b = a + v_row;
-                for (long c = 0; c < dim; c++) {
-                    uint32_t low = 2 * r < m ? a[c] : 0, high = 2 * r + 1 < m ? b[c] : 0;
-                    values[head * words + c / 64 * (padded / 2 * 64) + r * 64 + c % 64] = low | high << 16;
-                }
+                const uint16_t *row = v + head * v_head + 2 * r * v_row;
+                pack_values(2 * r < m ? row : NULL, 2 * r + 1 < m ? row + v_row : NULL, dim,
+                            values + head * words + r * 64, padded / 2 * 64);
             }
         }
 #pragma omp for schedule(dynamic, 1)
@@ -171,6 +213,131 @@ void tenure_attend(const uint16_t *q, const uint16_t *k, const uint16_t *v, uint
                 lse[head * n + start + r] = top[r] + logf(sum[r]);
             }
         }
+    }
+}
+
+/* Softmax mass that each key received from the n queries that end at the last key: mass[h, j] = sum_i exp(q_i k_j scale - lse_i),
+ * query i sees the keys 0 .. m - n + i. q, k as above, lse: [heads, n], mass: [heads, m], both fp32. */
+void tenure_mass(const uint16_t *q, const uint16_t *k, const float *lse, float *mass, long kv_heads, long group, long n,
+                 long m, long dim, long q_head, long q_row, long k_head, long k_row, float scale) {
+    long blocks = (m + KEYS - 1) / KEYS, pairs = dim / 2;
+#pragma omp parallel for schedule(dynamic, 1)
+    for (long t = 0; t < kv_heads * blocks; t++) {
+        long kv = t / blocks, at = t % blocks * KEYS, width = m - at < KEYS ? m - at : KEYS;
+        uint32_t keys[KEYS * MAX_DIM / 2], query[QUERIES * MAX_DIM / 2];
+        float logits[QUERIES * KEYS] __attribute__((aligned(64))), sums[KEYS] __attribute__((aligned(64)));
+        for (long panel = 0; panel < width; panel += 64)
+            pack_keys(k + kv * k_head, k_row, at + panel, m, pairs, keys + panel * pairs);
+        for (long head = kv * group; head < (kv + 1) * group; head++) {
+            memset(sums, 0, sizeof sums);
+            for (long start = 0; start < n; start += QUERIES) {
+                long rows = n - start < QUERIES ? n - start : QUERIES;
+                for (long r = 0; r < rows; r++)
+                    memcpy(query + r * pairs, q + head * q_head + (start + r) * q_row, (size_t)dim * 2);
+                for (long panel = 0; panel < width; panel += 64)
+                    product(rows, pairs, query, pairs, keys + panel * pairs, logits + panel, KEYS, 0);
+                for (long r = 0; r < rows; r++) {
+                    long seen = m - n + start + r + 1 - at;
+                    seen = seen > width ? width : seen;
+                    __m512 by = _mm512_set1_ps(scale), shift = _mm512_set1_ps(lse[head * n + start + r]);
+                    for (long j = 0; j < seen; j += 16) {
+                        __mmask16 live = seen - j >= 16 ? 0xffff : (__mmask16)((1u << (seen - j)) - 1);
+                        __m512 x = _mm512_maskz_loadu_ps(live, logits + r * KEYS + j);
+                        __m512 p = _mm512_maskz_mov_ps(live, exponential(_mm512_fmsub_ps(x, by, shift)));
+                        _mm512_store_ps(sums + j, _mm512_add_ps(_mm512_load_ps(sums + j), p));
+                    }
+                }
+            }
+            memcpy(mass + head * m + at, sums, sizeof(float) * (size_t)width);
+        }
+    }
+}
+
+/* Sums of 16 vectors, in order. */
+static inline __m512 sums_of(__m512 *v) {
+    __m512 a[8], b[4], c[2];
+    for (int i = 0; i < 8; i++) /* of vectors 2i and 2i + 1, in turn */
+        a[i] = _mm512_add_ps(_mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]), _mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]));
+    for (int i = 0; i < 4; i++) /* of vectors 4i .. 4i + 3, in each quarter */
+        b[i] = (__m512)_mm512_add_ps((__m512)_mm512_unpacklo_pd((__m512d)a[2 * i], (__m512d)a[2 * i + 1]),
+                                     (__m512)_mm512_unpackhi_pd((__m512d)a[2 * i], (__m512d)a[2 * i + 1]));
+    for (int i = 0; i < 2; i++)
+        c[i] = _mm512_add_ps(_mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0x88),
+                             _mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0xdd));
+    return _mm512_add_ps(_mm512_shuffle_f32x4(c[0], c[1], 0x88), _mm512_shuffle_f32x4(c[0], c[1], 0xdd));
+}
+
+/* Two rows of weights times `live` tokens; sums of row r and token t at 8 r + t. One row after the other, so that memory is
+ * one long stream. */
+static inline __attribute__((always_inline)) __m512 two_by(const int live, const uint16_t *w0, const uint16_t *w1,
+                                                           const uint16_t *x, long width) {
+    __m512 sum[16];
+    for (int i = 0; i < 16; i++) sum[i] = _mm512_setzero_ps();
+    for (int r = 0; r < 2; r++) {
+        const uint16_t *w = r ? w1 : w0;
+        long i = 0;
+        for (; i + 32 <= width; i += 32) {
+            __m512bh row = (__m512bh)_mm512_loadu_si512(w + i);
+            for (int t = 0; t < live; t++)
+                sum[8 * r + t] =
+                    _mm512_dpbf16_ps(sum[8 * r + t], row, (__m512bh)_mm512_loadu_si512(x + t * width + i));
+        }
+        if (i < width) {
+            __mmask32 mask = (1u << (width - i)) - 1;
+            __m512bh row = (__m512bh)_mm512_maskz_loadu_epi16(mask, w + i);
+            for (int t = 0; t < live; t++)
+                sum[8 * r + t] = _mm512_dpbf16_ps(sum[8 * r + t], row,
+                                                  (__m512bh)_mm512_maskz_loadu_epi16(mask, x + t * width + i));
+        }
+    }
+    return sums_of(sum);
+}
+
+static __m512 two_by_few(long live, const uint16_t *w0, const uint16_t *w1, const uint16_t *x, long width) {
+    switch (live) {
+    case 8: return two_by(8, w0, w1, x, width);
+    case 7: return two_by(7, w0, w1, x, width);
+    case 6: return two_by(6, w0, w1, x, width);
+    case 5: return two_by(5, w0, w1, x, width);
+    case 4: return two_by(4, w0, w1, x, width);
+    case 3: return two_by(3, w0, w1, x, width);
+    case 2: return two_by(2, w0, w1, x, width);
+    default: return two_by(1, w0, w1, x, width);
+    }
+}
+
+/* y[t, o] (+)= W[o] x[t] + bias[o] on bf16 products, for some tens of tokens. x, W: bf16, y: fp32.
+ * gated as in native.c: the first half of the rows are a gate, y is half as wide. */
+void tenure_linear_rows(const uint16_t *w, const float *bias, const uint16_t *x, float *y, long tokens, long outputs,
+                        long width, int add, int gated) {
+    long half = gated ? outputs / 2 : outputs, pairs = (half + 1) / 2;
+#pragma omp parallel for schedule(static)
+    for (long pair = 0; pair < pairs; pair++) {
+        long o = 2 * pair, last = o + 1 < half ? o + 1 : o;
+        for (long t = 0; t < tokens; t += 8) {
+            long live = tokens - t < 8 ? tokens - t : 8;
+            float value[16], up[16];
+            _mm512_storeu_ps(value, two_by_few(live, w + o * width, w + last * width, x + t * width, width));
+            if (gated)
+                _mm512_storeu_ps(
+                    up, two_by_few(live, w + (half + o) * width, w + (half + last) * width, x + t * width, width));
+            for (long r = o; r <= last; r++)
+                for (long k = 0; k < live; k++) {
+                    float v = value[8 * (r - o) + k] + (bias ? bias[r] : 0.0f);
+                    if (gated) v = v / (1.0f + expf(-v)) * (up[8 * (r - o) + k] + (bias ? bias[half + r] : 0.0f));
+                    float *to = y + (t + k) * half + r;
+                    *to = add ? *to + v : v;
+                }
+        }
+    }
+}
+
+/* fp32 to bf16, rounded to nearest even. */
+void tenure_round(const float *x, uint16_t *y, long count) {
+    for (long i = 0; i < count; i += 16) {
+        __mmask16 live = count - i >= 16 ? 0xffff : (__mmask16)((1u << (count - i)) - 1);
+        __m256bh part = _mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(live, x + i));
+        _mm256_mask_storeu_epi16(y + i, live, (__m256i)part);
     }
 }
 #else

@@ -164,12 +164,14 @@ static inline float joined(float own, float other) {
             _Pragma("omp for schedule(static)") for (long task = 0; task < kv_heads * blocks; task++) {       \
                 long g = task / blocks, start = task % blocks * BLOCK;                                        \
                 long stop = start + BLOCK < rows ? start + BLOCK : rows;                                      \
+                float wide[dim];                                                                              \
                 for (long j = start; j < stop; j++) {                                                         \
                     const T *restrict key = rotated + (g * capacity + j) * dim;                               \
+                    for (long i = 0; i < dim; i++) wide[i] = load_##T(key[i]);                                \
                     for (long m = 0; m < group; m++) {                                                        \
                         const float *restrict q = query + (g * group + m) * dim;                              \
                         float sum = 0.0f;                                                                     \
-                        for (long i = 0; i < dim; i++) sum += q[i] * load_##T(key[i]);                        \
+                        for (long i = 0; i < dim; i++) sum += q[i] * wide[i];                                 \
                         probabilities[(g * group + m) * rows + j] = sum;                                      \
                     }                                                                                         \
                 }                                                                                             \
@@ -189,7 +191,20 @@ static inline float joined(float own, float other) {
                 long stop = start + BLOCK < rows ? start + BLOCK : rows;                                      \
                 float *restrict sums = partial + (size_t)(block * heads + g * group) * (size_t)dim;           \
                 memset(sums, 0, sizeof(float) * (size_t)(group * dim));                                       \
-                for (long j = start; j < stop; j++) {                                                         \
+                long j = start;                                                                               \
+                float wide[4 * dim];                                                                          \
+                for (; j + 4 <= stop; j += 4) { /* sums are read and written once for four rows */            \
+                    const T *restrict value = values + (g * capacity + j) * dim;                              \
+                    for (long i = 0; i < 4 * dim; i++) wide[i] = load_##T(value[i]);                          \
+                    for (long m = 0; m < group; m++) {                                                        \
+                        const float *p = probabilities + (g * group + m) * rows + j;                          \
+                        float p0 = p[0], p1 = p[1], p2 = p[2], p3 = p[3], *restrict to = sums + m * dim;      \
+                        for (long i = 0; i < dim; i++)                                                        \
+                            to[i] += p0 * wide[i] + p1 * wide[dim + i] + p2 * wide[2 * dim + i] +             \
+                                     p3 * wide[3 * dim + i];                                                  \
+                    }                                                                                         \
+                }                                                                                             \
+                for (; j < stop; j++) {                                                                       \
                     const T *restrict value = values + (g * capacity + j) * dim;                              \
                     for (long m = 0; m < group; m++) {                                                        \
                         float p = probabilities[(g * group + m) * rows + j];                                  \
@@ -197,16 +212,16 @@ static inline float joined(float own, float other) {
                         for (long i = 0; i < dim; i++) to[i] += p * load_##T(value[i]);                       \
                     }                                                                                         \
                 }                                                                                             \
-                if (mass && g == 0) {                                                                         \
-                    float part = share / (float)heads;                                                        \
-                    for (long j = start; j < stop; j++) {                                                     \
-                        float joined = 0.0f;                                                                  \
-                        for (long h = 0; h < heads; h++) {                                                    \
-                            float p = probabilities[h * rows + j];                                            \
-                            joined = mean ? joined + p : (p > joined ? p : joined);                           \
-                        }                                                                                     \
-                        mass[j] += joined * (mean ? part : share);                                            \
+                if (mass && g == block % kv_heads) {                                                          \
+                    float part = mean ? share / (float)heads : share, seen[BLOCK] = {0.0f};                   \
+                    for (long h = 0; h < heads; h++) {                                                        \
+                        const float *restrict p = probabilities + h * rows + start;                           \
+                        if (mean)                                                                             \
+                            for (long i = 0; i < stop - start; i++) seen[i] += p[i];                          \
+                        else                                                                                  \
+                            for (long i = 0; i < stop - start; i++) seen[i] = p[i] > seen[i] ? p[i] : seen[i];\
                     }                                                                                         \
+                    for (long i = 0; i < stop - start; i++) mass[start + i] += seen[i] * part;                \
                 }                                                                                             \
             }                                                                                                 \
         }                                                                                                     \

@@ -25,7 +25,13 @@ from torch import Tensor
 from tenure.paths import cache_folder
 
 MAX_TOKENS = 8
-"""Tokens that one pass over the weights serves; with more, a matrix product is faster."""
+"""Tokens of a decoding step in fp32; with more, a matrix product is faster."""
+
+MAX_ROWS = 16
+"""Tokens up to which our bf16 products are faster than a matrix product."""
+
+_SINGLE = 3
+"""Tokens up to which reading the weights is all that counts, so that activations may as well stay fp32."""
 
 _SOURCES = tuple(Path(__file__).with_name(name) for name in ("native.c", "flash.c"))
 _BLOCK = 256
@@ -60,6 +66,12 @@ class Native:
             self._attend = library.tenure_attend
             self._attend.argtypes = [_pointer] * 6 + [_long] * 12 + [_float]
             self._attend.restype = None
+            self._mass = library.tenure_mass
+            self._mass.argtypes = [_pointer] * 4 + [_long] * 9 + [_float]
+            self._rows = library.tenure_linear_rows
+            self._rows.argtypes = [_pointer] * 4 + [_long] * 3 + [_int] * 2
+            self._round = library.tenure_round
+            self._round.argtypes = [_pointer] * 2 + [_long]
 
     def can_read(self, keys: Tensor, rotated: Tensor | None) -> bool:
         """Whether :meth:`attention` can work on a slab of this kind."""
@@ -100,6 +112,21 @@ class Native:
         )
         return out, lse
 
+    def attention_mass(self, q: Tensor, k: Tensor, lse: Tensor, *, scale: float) -> Tensor:
+        """See :func:`tenure.kernels.reference.attention_mass`; strides as in :meth:`attend`."""
+        kv_heads, group, n, dim = q.shape
+        m = k.shape[1]
+        q = q.reshape(kv_heads * group, n, dim)
+        lse = lse.contiguous()
+        mass = torch.empty(kv_heads, group, m)
+        self._mass(
+            *(tensor.data_ptr() for tensor in (q, k, lse, mass)),
+            *(kv_heads, group, n, m, dim),
+            *(stride for tensor in (q, k) for stride in tensor.stride()[:2]),
+            scale,
+        )
+        return mass
+
     def rms_norm(self, x: Tensor, weight: Tensor, out: Tensor, eps: float) -> Tensor:
         """Root-mean-square norm over the last axis: ``[..., width]`` fp32, weight ``[width]`` fp32."""
         width = weight.numel()
@@ -129,6 +156,10 @@ class Native:
             gated: the first half of the outputs are a gate: ``out = silu(gate) * up``.
         """
         outputs, width = weight.shape
+        if len(x) > _SINGLE and weight.dtype == torch.bfloat16 and self._widest:
+            rounded = torch.empty(x.shape, dtype=torch.bfloat16)
+            self._round(x.data_ptr(), rounded.data_ptr(), x.numel())
+            return self.linear_rows(weight, rounded, out, bias=bias, add=add, gated=gated)
         self._linear[weight.dtype](
             weight.data_ptr(),
             None if scale is None else scale.data_ptr(),
@@ -142,6 +173,36 @@ class Native:
             gated,
         )
         return out
+
+    def linear_rows(
+        self,
+        weight: Tensor,
+        x: Tensor,
+        out: Tensor,
+        *,
+        bias: Tensor | None = None,
+        add: bool = False,
+        gated: bool = False,
+    ) -> Tensor:
+        """:meth:`linear` on bf16 products: ``x`` ``[tokens, width]`` bf16, at most ``MAX_ROWS``, like the weight."""
+        outputs, width = weight.shape
+        self._rows(
+            weight.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            x.data_ptr(),
+            out.data_ptr(),
+            x.shape[0],
+            outputs,
+            width,
+            add,
+            gated,
+        )
+        return out
+
+    @property
+    def has_products(self) -> bool:
+        """Whether :meth:`attend` and :meth:`linear_rows` are there."""
+        return bool(self._widest)
 
     def attention(
         self,
