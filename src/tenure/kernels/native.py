@@ -27,9 +27,6 @@ from tenure.paths import cache_folder
 MAX_TOKENS = 8
 """Tokens of a decoding step in fp32; with more, a matrix product is faster."""
 
-MAX_ROWS = 16
-"""Tokens up to which our bf16 products are faster than a matrix product."""
-
 _SINGLE = 3
 """Tokens up to which reading the weights is all that counts, so that activations may as well stay fp32."""
 
@@ -184,7 +181,10 @@ class Native:
         add: bool = False,
         gated: bool = False,
     ) -> Tensor:
-        """:meth:`linear` on bf16 products: ``x`` ``[tokens, width]`` bf16, at most ``MAX_ROWS``, like the weight."""
+        """:meth:`linear` on bf16 products: ``x`` ``[tokens, width]`` bf16, like the weight.
+
+        Slower than torch's matrix product for more than about 16 tokens.
+        """
         outputs, width = weight.shape
         self._rows(
             weight.data_ptr(),

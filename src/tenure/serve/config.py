@@ -61,7 +61,7 @@ class ServeConfig:
     max_sessions: int = 1_000
     save_within: float = 5.0
     grace: float = 30.0
-    smooth: float = 2.5
+    smooth: float = 2.0
     operator: str | None = None
     traces: bool = False
     log_text: bool = False

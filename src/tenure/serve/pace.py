@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-_LEAST = 8
+_LEAST = 6
 _SMOOTH = 0.1
 
 
