@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -190,9 +190,6 @@ class Memory(TokenStream):
 
     def view(self) -> View:
         """What the policy sees now."""
-        return self._view(self.plan.planned())
-
-    def _view(self, planned: Mapping[str, int]) -> View:
         ledger = self.ledger
         rows = ledger.rows
         logical = ledger.logical[:, :rows]
@@ -201,7 +198,7 @@ class Memory(TokenStream):
         for span_id in self.plan.superseded:
             if span_id in ledger.spans:
                 readers[ledger.spans.index_at(ledger.spans.get(span_id).start)] = -2
-        for span_id, delta in planned.items():
+        for span_id, delta in self.plan.planned().items():
             if span_id in ledger.spans:
                 readers[ledger.spans.index_at(ledger.spans.get(span_id).start)] = delta
         for number, span in enumerate(ledger.spans):
@@ -227,8 +224,7 @@ class Memory(TokenStream):
 
     def _evict(self) -> None:
         self.capture_new()
-        planned = self.plan.planned()
-        view = self._view(planned)
+        view = self.view()
         index = select(self.policy, view)
         reasons: dict[int, str] = {}
         for number, span in enumerate(self.ledger.spans):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tenure.compress.base import Context, Scorer
 from tenure.compress.probes import Probes
-from tenure.errors import ConfigError
+from tenure.policies.snapkv import check_window
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,7 @@ class SnapKV(Scorer):
     paper: ClassVar[str] = "SnapKV, arXiv 2404.14469"
 
     def __post_init__(self) -> None:
-        if self.window < 1:
-            raise ConfigError(
-                f"{self.window} queries cannot score", option="window", way_out="Give 1 or more"
-            )
-        if self.kernel < 1 or self.kernel % 2 == 0:
-            raise ConfigError(f"{self.kernel} is no odd width", option="kernel", way_out="Give 1, 3, 5, ...")
+        check_window(self.window, self.kernel)
 
     def probes(self, context: Context) -> Probes:
         """The window."""

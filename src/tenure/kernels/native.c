@@ -134,6 +134,50 @@ static inline float joined(float own, float other) {
     return 1.0f / (1.0f + expf(gap));
 }
 
+/* Logits of a kv head's queries on rows start .. stop: to[m * stride + j]. */
+#define LOGITS(T)                                                                                             \
+    static inline void logits_##T(const T *restrict keys, const float *restrict query, float *restrict to,    \
+                                  long stride, long start, long stop, long group, long dim) {                 \
+        float wide[dim];                                                                                      \
+        for (long j = start; j < stop; j++) {                                                                 \
+            for (long i = 0; i < dim; i++) wide[i] = load_##T(keys[j * dim + i]);                             \
+            for (long m = 0; m < group; m++) {                                                                \
+                const float *restrict q = query + m * dim;                                                    \
+                float sum = 0.0f;                                                                             \
+                for (long i = 0; i < dim; i++) sum += q[i] * wide[i];                                         \
+                to[m * stride + j] = sum;                                                                     \
+            }                                                                                                 \
+        }                                                                                                     \
+    }
+
+/* Values of rows start .. stop, weighted by p[m * stride + j] and added to sums[m]; these are read and written once for
+ * four rows. */
+#define SUMS(T)                                                                                               \
+    static inline void sums_##T(const T *restrict values, const float *restrict p, float *restrict sums,      \
+                                long stride, long start, long stop, long group, long dim) {                   \
+        float wide[4 * dim];                                                                                  \
+        long j = start;                                                                                       \
+        for (; j + 4 <= stop; j += 4) {                                                                       \
+            for (long i = 0; i < 4 * dim; i++) wide[i] = load_##T(values[j * dim + i]);                       \
+            for (long m = 0; m < group; m++) {                                                                \
+                const float *w = p + m * stride + j;                                                          \
+                float w0 = w[0], w1 = w[1], w2 = w[2], w3 = w[3], *restrict to = sums + m * dim;              \
+                for (long i = 0; i < dim; i++)                                                                \
+                    to[i] += w0 * wide[i] + w1 * wide[dim + i] + w2 * wide[2 * dim + i] + w3 * wide[3 * dim + i];\
+            }                                                                                                 \
+        }                                                                                                     \
+        for (; j < stop; j++)                                                                                 \
+            for (long m = 0; m < group; m++) {                                                                \
+                float w = p[m * stride + j], *restrict to = sums + m * dim;                                   \
+                for (long i = 0; i < dim; i++) to[i] += w * load_##T(values[j * dim + i]);                    \
+            }                                                                                                 \
+    }
+
+LOGITS(bf16)
+LOGITS(f32)
+SUMS(bf16)
+SUMS(f32)
+
 /* One token of one layer.
  * qkv: fp32 [heads + 2 kv_heads, dim], unrotated. raw, values, rotated: [kv_heads, capacity, dim] of the layer.
  * out: [heads, dim]. probabilities: scratch [heads, row + 1], holds the softmax after the call.
@@ -164,17 +208,8 @@ static inline float joined(float own, float other) {
             _Pragma("omp for schedule(static)") for (long task = 0; task < kv_heads * blocks; task++) {       \
                 long g = task / blocks, start = task % blocks * BLOCK;                                        \
                 long stop = start + BLOCK < rows ? start + BLOCK : rows;                                      \
-                float wide[dim];                                                                              \
-                for (long j = start; j < stop; j++) {                                                         \
-                    const T *restrict key = rotated + (g * capacity + j) * dim;                               \
-                    for (long i = 0; i < dim; i++) wide[i] = load_##T(key[i]);                                \
-                    for (long m = 0; m < group; m++) {                                                        \
-                        const float *restrict q = query + (g * group + m) * dim;                              \
-                        float sum = 0.0f;                                                                     \
-                        for (long i = 0; i < dim; i++) sum += q[i] * wide[i];                                 \
-                        probabilities[(g * group + m) * rows + j] = sum;                                      \
-                    }                                                                                         \
-                }                                                                                             \
+                logits_##T(rotated + g * capacity * dim, query + g * group * dim, probabilities + g * group * rows,\
+                           rows, start, stop, group, dim);                                                    \
             }                                                                                                 \
             _Pragma("omp for schedule(static)") for (long h = 0; h < heads; h++) {                            \
                 float *restrict p = probabilities + h * rows;                                                 \
@@ -191,27 +226,8 @@ static inline float joined(float own, float other) {
                 long stop = start + BLOCK < rows ? start + BLOCK : rows;                                      \
                 float *restrict sums = partial + (size_t)(block * heads + g * group) * (size_t)dim;           \
                 memset(sums, 0, sizeof(float) * (size_t)(group * dim));                                       \
-                long j = start;                                                                               \
-                float wide[4 * dim];                                                                          \
-                for (; j + 4 <= stop; j += 4) { /* sums are read and written once for four rows */            \
-                    const T *restrict value = values + (g * capacity + j) * dim;                              \
-                    for (long i = 0; i < 4 * dim; i++) wide[i] = load_##T(value[i]);                          \
-                    for (long m = 0; m < group; m++) {                                                        \
-                        const float *p = probabilities + (g * group + m) * rows + j;                          \
-                        float p0 = p[0], p1 = p[1], p2 = p[2], p3 = p[3], *restrict to = sums + m * dim;      \
-                        for (long i = 0; i < dim; i++)                                                        \
-                            to[i] += p0 * wide[i] + p1 * wide[dim + i] + p2 * wide[2 * dim + i] +             \
-                                     p3 * wide[3 * dim + i];                                                  \
-                    }                                                                                         \
-                }                                                                                             \
-                for (; j < stop; j++) {                                                                       \
-                    const T *restrict value = values + (g * capacity + j) * dim;                              \
-                    for (long m = 0; m < group; m++) {                                                        \
-                        float p = probabilities[(g * group + m) * rows + j];                                  \
-                        float *restrict to = sums + m * dim;                                                  \
-                        for (long i = 0; i < dim; i++) to[i] += p * load_##T(value[i]);                       \
-                    }                                                                                         \
-                }                                                                                             \
+                sums_##T(values + g * capacity * dim, probabilities + g * group * rows, sums, rows, start, stop,\
+                         group, dim);                                                                         \
                 if (mass && g == block % kv_heads) {                                                          \
                     float part = mean ? share / (float)heads : share, seen[BLOCK] = {0.0f};                   \
                     for (long h = 0; h < heads; h++) {                                                        \
@@ -258,15 +274,10 @@ ATTENTION(f32)
             _Pragma("omp for schedule(static)") for (long task = 0; task < kv_heads * blocks; task++) {       \
                 long g = task / blocks, first = offsets[g], rows = offsets[g + 1] - first;                    \
                 long start = task % blocks * BLOCK, stop = start + BLOCK < rows ? start + BLOCK : rows;       \
-                for (long j = start; j < stop; j++) {                                                         \
-                    const T *restrict key = keys + (first + j) * dim;                                         \
-                    for (long m = 0; m < group; m++) {                                                        \
-                        const float *restrict q = query + (g * group + m) * dim;                              \
-                        float sum = 0.0f;                                                                     \
-                        for (long i = 0; i < dim; i++) sum += q[i] * load_##T(key[i]);                        \
-                        logits[(g * group + m) * longest + j] = sum + bias[first + j];                        \
-                    }                                                                                         \
-                }                                                                                             \
+                float *to = logits + g * group * longest;                                                     \
+                logits_##T(keys + first * dim, query + g * group * dim, to, longest, start, stop, group, dim);\
+                for (long m = 0; m < group; m++)                                                              \
+                    for (long j = start; j < stop; j++) to[m * longest + j] += bias[first + j];               \
             }                                                                                                 \
             _Pragma("omp for schedule(static)") for (long h = 0; h < heads; h++) {                            \
                 long rows = offsets[h / group + 1] - offsets[h / group];                                      \
@@ -286,14 +297,7 @@ ATTENTION(f32)
                 long rows = offsets[g + 1] - first, start = block * BLOCK;                                    \
                 long stop = start + BLOCK < rows ? start + BLOCK : rows;                                      \
                 float *restrict sums = partial + (size_t)(block * heads + g * group) * (size_t)dim;           \
-                for (long j = start; j < stop; j++) {                                                         \
-                    const T *restrict value = values + (first + j) * dim;                                     \
-                    for (long m = 0; m < group; m++) {                                                        \
-                        float p = logits[(g * group + m) * longest + j];                                      \
-                        float *restrict to = sums + m * dim;                                                  \
-                        for (long i = 0; i < dim; i++) to[i] += p * load_##T(value[i]);                       \
-                    }                                                                                         \
-                }                                                                                             \
+                sums_##T(values + first * dim, logits + g * group * longest, sums, longest, start, stop, group, dim);\
             }                                                                                                 \
         }                                                                                                     \
         for (long i = 0; i < heads * dim; i++) {                                                              \

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from tenure.planners.llm import LLM
 from tenure.planners.online import Online
 from tenure.planners.retrieval import Retrieval
 from tenure.planners.turns import Planning
+from tenure.registry import make
 
 PLANNERS: dict[str, type[Planner]] = {planner.name: planner for planner in (Explicit, LLM, Online, Retrieval)}
 
@@ -35,22 +35,12 @@ def make_planning(names: str, options: Mapping[str, Any] | None = None) -> Plann
             option="planner_options",
             way_out=f"Give options by planner: {', '.join(listed)}",
         )
-    return Planning([_make(name, options if len(listed) == 1 else options.get(name, {})) for name in listed])
-
-
-def _make(name: str, options: Mapping[str, Any]) -> Planner:
-    if name not in PLANNERS:
-        close = difflib.get_close_matches(name, PLANNERS, n=1)
-        hint = f"Did you mean {close[0]!r}? " if close else ""
-        raise ConfigError(
-            f"{name!r} is not known", option="planner", way_out=f"{hint}Known: {', '.join(PLANNERS)}"
-        )
-    try:
-        return PLANNERS[name](**options)
-    except TypeError as error:
-        raise ConfigError(
-            str(error), option=f"planner {name}", way_out="See the fields of the planner"
-        ) from error
+    return Planning(
+        [
+            make(PLANNERS, name, options if len(listed) == 1 else options.get(name, {}), option="planner")
+            for name in listed
+        ]
+    )
 
 
 __all__ = [

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from tenure.errors import ConfigError
 from tenure.policies.auto import Auto
 from tenure.policies.base import Look, Policy, View, select
 from tenure.policies.foresight import Foresight
@@ -17,6 +15,7 @@ from tenure.policies.random import Random
 from tenure.policies.recency import Recency
 from tenure.policies.snapkv import SnapKV
 from tenure.policies.tova import TOVA
+from tenure.registry import make
 
 POLICIES: dict[str, type[Policy]] = {
     policy.name: policy for policy in (Full, Random, Recency, H2O, SnapKV, TOVA, Foresight, MemDecay, Auto)
@@ -33,18 +32,7 @@ def make_policy(name: str, options: Mapping[str, Any] | None = None) -> Policy:
     Raises:
         ConfigError: unknown name or field.
     """
-    if not isinstance(name, str) or name not in POLICIES:
-        close = difflib.get_close_matches(str(name), POLICIES, n=1)
-        hint = f"Did you mean {close[0]!r}? " if close else ""
-        raise ConfigError(
-            f"{name!r} is not known", option="policy", way_out=f"{hint}Known: {', '.join(POLICIES)}"
-        )
-    try:
-        return POLICIES[name](**(options or {}))
-    except TypeError as error:
-        raise ConfigError(
-            str(error), option=f"policy {name}", way_out="See the fields of the policy"
-        ) from error
+    return make(POLICIES, name, options or {}, option="policy")
 
 
 __all__ = [

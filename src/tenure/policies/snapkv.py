@@ -32,14 +32,7 @@ class SnapKV(Policy):
     paper: ClassVar[str] = "SnapKV, arXiv 2404.14469"
 
     def __post_init__(self) -> None:
-        if self.window < 1:
-            raise ConfigError(
-                f"{self.window} queries cannot score", option="window", way_out="Give 1 or more"
-            )
-        if self.kernel < 1 or self.kernel % 2 == 0:
-            raise ConfigError(
-                f"{self.kernel} is not an odd width", option="kernel", way_out="Give 1, 3, 5, ..."
-            )
+        check_window(self.window, self.kernel)
 
     @property
     def statistics(self) -> Statistics | None:
@@ -59,3 +52,11 @@ class SnapKV(Policy):
         return torch.nn.functional.avg_pool1d(
             view.score[:, None], self.kernel, stride=1, padding=self.kernel // 2, count_include_pad=False
         )[:, 0]
+
+
+def check_window(window: int, kernel: int) -> None:
+    """Raise ConfigError for a window without queries or a pooling without a middle."""
+    if window < 1:
+        raise ConfigError(f"{window} queries cannot score", option="window", way_out="Give 1 or more")
+    if kernel < 1 or kernel % 2 == 0:
+        raise ConfigError(f"{kernel} is not an odd width", option="kernel", way_out="Give 1, 3, 5, ...")
