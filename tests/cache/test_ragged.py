@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tenure.cache.attend import Forward, Statistics, Work
+from tenure.cache.attend import Forward, Singles, Statistics, Work
 from tenure.cache.ragged import Entries, RaggedSegment
 from tenure.cache.rows import Layout, RowSegment
 from tenure.errors import IntegrityError
 from tenure.kernels import cpu, reference
+from tenure.kernels.native import native
 
 LAYOUT = Layout(layers=2, kv_heads=3, head_dim=8, dtype=torch.float32, device=torch.device("cpu"))
 GROUP = 2
@@ -46,13 +47,6 @@ def entries(lengths, seed=0, tokens=2, dtype=torch.float32, multiplicity=True):
 def of(made, kernels=cpu, copy=True):
     made.check(LAYOUT)
     return RaggedSegment.of(made, cos_sin, kernels, copy=copy)
-
-
-def kernels_of_the_machine():
-    from tenure.kernels.native import native
-
-    found = native()
-    return pytest.param(found, marks=pytest.mark.skipif(found is None, reason="no compiler"))
 
 
 def replace_rotated(segment):
@@ -174,21 +168,22 @@ def test_rows_and_frozen_segments_are_one_softmax(rows, new, segments):
 
 
 @pytest.mark.parametrize("segments", [1, 2, 3])
-@pytest.mark.parametrize("native", [None, kernels_of_the_machine()], ids=["torch", "native"])
+@pytest.mark.parametrize("readable", [False, True])
 @pytest.mark.parametrize("reduce", ["mean", "max"])
-def test_the_decode_step_is_the_same(segments, native, reduce):
+def test_the_decode_step_is_the_same(segments, readable, reduce):
     frozen = [
         of(entries(LENGTHS)),
         of(entries([0, 0, 4, 3, 1, 0], seed=3)),
         of(entries([300, 1, 0, 290, 2, 513], seed=4)),
     ]
-    if native is None:  # what the kernels cannot read goes the slow way
+    kernels = native()
+    if not readable:  # what the kernels cannot read goes the slow way
         frozen = [replace_rotated(one) for one in frozen]
     pack = Pack(frozen[:segments], statistics=Statistics(window=0, reduce=reduce))
+    singles = None if kernels is None else Singles.of(pack.forward, kernels, LAYOUT.kv_heads * GROUP)
+    assert (singles is not None) == (readable and kernels is not None)
     for layer in range(LAYOUT.layers):
-        qkv = torch.cat([pack.q[:, 0], pack.k[layer, :, -1], pack.v[layer, :, -1]])
-        out = torch.empty(1, LAYOUT.kv_heads * GROUP, LAYOUT.head_dim)
-        pack.forward.step(native, layer, qkv[None], out)
+        out = pack.forward.attend(layer, pack.q, pack.k[layer, :, -1:], pack.v[layer, :, -1:], singles)
         torch.testing.assert_close(out[0].double(), pack.expected(layer)[0][:, 0], atol=1e-5, rtol=1e-5)
         assert torch.equal(pack.segment.raw[layer, :, 4], pack.k[layer, :, -1])
     joined = [pack.expected(layer)[1][:, 0] for layer in range(LAYOUT.layers)]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tenure.kernels import reference
-from tenure.kernels.native import MAX_TOKENS, native
+from tenure.kernels.native import MAX_TOKENS, Step, native
 from tenure.models.weights import Projection
 
 pytestmark = pytest.mark.skipif(native() is None, reason="no C compiler")
@@ -44,7 +44,7 @@ def seen(x, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
-@pytest.mark.parametrize("tokens", [1, 2, 5, MAX_TOKENS])
+@pytest.mark.parametrize("tokens", [1, 2, 5, MAX_TOKENS, 13, 31])
 @pytest.mark.parametrize(("outputs", "width"), [(1, 5), (7, 33), (64, 96)])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("add", [False, True])
@@ -59,14 +59,15 @@ def test_linear(dtype, tokens, outputs, width, bias, add):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
-@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("tokens", [1, 3, 4, 8, 17])
 @pytest.mark.parametrize("bias", [False, True])
-def test_gated_linear(dtype, tokens, bias):
+@pytest.mark.parametrize("large", [1.0, 60.0])
+def test_gated_linear(dtype, tokens, bias, large):
     made = projection(dtype, 22, 17, bias)
-    x = numbers(tokens, 17, seed=3)
+    x = numbers(tokens, 17, seed=3) * large
     out = torch.full((tokens, 11), math.nan)
     made.few(native(), x, out, gated=True)
-    both = x.double() @ dense(made).T + (numbers(22, seed=2).double() if bias else 0)
+    both = seen(x, dtype).double() @ dense(made).T + (numbers(22, seed=2).double() if bias else 0)
     gate, up = both.chunk(2, -1)
     near(out, torch.nn.functional.silu(gate) * up, 1e-4)
 
@@ -86,48 +87,102 @@ def test_rms_norm(shape):
     near(native().rms_norm(x, weight, x, 1e-6), want)  # in place
 
 
+class Sessions:
+    """Sessions of one token behind ``rows`` others each; NaN where the kernel must not read."""
+
+    def __init__(self, rows, *, dtype, kv_heads, group, dim, half, layers=1, mean=False, groups=1):
+        self.kv_heads, self.group, self.layers = kv_heads, group, layers
+        self.mean, self.groups = mean, groups
+        self.qkv = numbers(len(rows), kv_heads * (group + 2), dim, seed=8)
+        self.steps = []
+        for n, row in enumerate(rows):
+            slab = tuple(
+                torch.full((layers, kv_heads, row + 3, dim), math.nan, dtype=dtype) for _ in range(3)
+            )
+            for number, tensor in enumerate(slab):
+                tensor[:, :, :row] = numbers(layers, kv_heads, row, dim, seed=number + 10 * n).to(dtype)
+            angles = numbers(half, seed=9 + n)
+            mass = torch.full((groups, row + 1), 0.5)
+            self.steps.append(Step(slab, row, angles.cos(), angles.sin(), mass, 0.25, mean))
+
+    def attend(self, layer, others=()):
+        heads = self.kv_heads * self.group
+        out = torch.full((len(self.steps), heads, self.qkv.shape[-1]), math.nan)
+        steps = native().steps(self.steps, heads)
+        native().attention(steps, layer, self.qkv, out, scale=0.3, others=others)
+        return out
+
+    def shares(self, n, layer):
+        """Softmax of one session's token ``[heads, 1, row + 1]``, fp64."""
+        step, heads = self.steps[n], self.kv_heads * self.group
+        query = reference.rotate(self.qkv[n, :heads, None], step.cos, step.sin).double()
+        keys = step.slab[2][layer, :, : step.row + 1].double().repeat_interleave(self.group, 0)
+        return (query @ keys.transpose(1, 2) * 0.3).softmax(-1)
+
+    def check(self, out, layer):
+        heads = self.kv_heads * self.group
+        for n, step in enumerate(self.steps):
+            raw, values, rotated = (tensor[layer] for tensor in step.slab)
+            k, v = self.qkv[n, heads : heads + self.kv_heads], self.qkv[n, heads + self.kv_heads :]
+            turned = reference.rotate(k[:, None], step.cos, step.sin)[:, 0]
+            assert torch.equal(raw[:, step.row], k.to(raw.dtype))
+            assert torch.equal(values[:, step.row], v.to(raw.dtype))
+            near(rotated[:, step.row], turned, 1e-6 if raw.dtype is torch.float32 else 8e-3)
+            assert all(tensor[:, step.row + 1 :].isnan().all() for tensor in (raw, values, rotated))
+            shares = self.shares(n, layer)
+            near(
+                out[n],
+                (shares @ values[:, : step.row + 1].double().repeat_interleave(self.group, 0))[:, 0],
+                1e-4,
+            )
+
+    def joined(self, n, layer):
+        shares = self.shares(n, layer)[:, 0]
+        return shares.mean(0) if self.mean else shares.amax(0)
+
+
+SHAPES = [
+    (1, 1, 8, 4),
+    (2, 2, 16, 8),
+    (2, 4, 16, 3),
+    (3, 3, 24, 12),
+    (3, 3, 64, 32),
+    (1, 7, 64, 32),
+    (1, 9, 128, 32),
+]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(
-    ("kv_heads", "group", "dim", "half"), [(1, 1, 8, 4), (2, 2, 16, 8), (2, 4, 16, 3), (3, 3, 24, 12)]
-)
-@pytest.mark.parametrize("row", [0, 1, 40, 255, 256, 600])
+@pytest.mark.parametrize(("kv_heads", "group", "dim", "half"), SHAPES)
+@pytest.mark.parametrize("rows", [[0], [1], [40], [255], [256], [600], [300, 0, 15, 512]], ids=str)
 @pytest.mark.parametrize("mean", [False, True])
-def test_attention(dtype, kv_heads, group, dim, half, row, mean):
-    """One token behind ``row`` others: what it appends, reads and weighs; NaN everywhere else."""
-    heads, capacity = kv_heads * group, row + 3
-    slab = tuple(torch.full((kv_heads, capacity, dim), math.nan, dtype=dtype) for _ in range(3))
-    raw, values, rotated = slab
-    for number, tensor in enumerate(slab):
-        tensor[:, :row] = numbers(kv_heads, row, dim, seed=number).to(dtype)
-    qkv = numbers(heads + 2 * kv_heads, dim, seed=8)
-    angles = numbers(half, seed=9)
-    cos, sin = angles.cos(), angles.sin()
-    out, mass = torch.full((heads, dim), math.nan), torch.full((row + 1,), 0.5)
-    native().attention(qkv, cos, sin, slab, row, out, scale=0.3, mass=mass, share=0.25, mean=mean)
+def test_attention(dtype, kv_heads, group, dim, half, rows, mean):
+    """One token behind ``rows`` others of each session: what it appends, reads and weighs."""
+    made = Sessions(rows, dtype=dtype, kv_heads=kv_heads, group=group, dim=dim, half=half, mean=mean)
+    made.check(made.attend(0), 0)
+    for n, step in enumerate(made.steps):
+        near(step.mass[0], 0.5 + 0.25 * made.joined(n, 0), 1e-5)
 
-    q, k, v = qkv[:heads], qkv[heads : heads + kv_heads], qkv[heads + kv_heads :]
-    turned = reference.rotate(k[:, None], cos, sin)[:, 0]
-    assert torch.equal(raw[:, row], k.to(dtype))
-    assert torch.equal(values[:, row], v.to(dtype))
-    near(rotated[:, row], turned, 1e-6 if dtype is torch.float32 else 8e-3)
-    assert all(tensor[:, row + 1 :].isnan().all() for tensor in slab)
 
-    query = reference.rotate(q[:, None], cos, sin).double()
-    keys = rotated[:, : row + 1].double().repeat_interleave(group, 0)
-    shares = (query @ keys.transpose(1, 2) * 0.3).softmax(-1)
-    near(out, (shares @ values[:, : row + 1].double().repeat_interleave(group, 0))[:, 0], 1e-4)
-    joined = shares[:, 0].mean(0) if mean else shares[:, 0].amax(0)
-    near(mass, 0.5 + 0.25 * joined, 1e-5)
+@pytest.mark.parametrize("groups", [1, 3], ids=["shared", "layers"])
+def test_attention_of_layers(groups):
+    made = Sessions(
+        [5, 290], dtype=torch.bfloat16, kv_heads=2, group=2, dim=64, half=32, layers=3, groups=groups
+    )
+    for layer in range(3):
+        made.check(made.attend(layer), layer)
+    for n, step in enumerate(made.steps):
+        parts = torch.stack([made.joined(n, layer) for layer in range(3)])
+        near(step.mass, 0.5 + 0.25 * (parts if groups == 3 else parts.sum(0, keepdim=True)), 1e-5)
 
 
 def test_attention_without_mass():
-    slab = tuple(torch.zeros(1, 4, 8) for _ in range(3))
-    out = torch.full((2, 8), math.nan)
-    qkv = numbers(4, 8)
-    native().attention(
-        qkv, torch.ones(4), torch.zeros(4), slab, 0, out, scale=1.0, mass=None, share=1.0, mean=False
-    )
-    near(out, qkv[3].expand(2, 8))
+    slab = tuple(torch.zeros(1, 1, 4, 8) for _ in range(3))
+    out = torch.full((1, 2, 8), math.nan)
+    qkv = numbers(1, 4, 8)
+    steps = native().steps([Step(slab, 0, torch.ones(4), torch.zeros(4))], 2)
+    native().attention(steps, 0, qkv, out, scale=1.0)
+    near(out[0], qkv[0, 3].expand(2, 8))
 
 
 def test_what_the_kernels_can_read():

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from tenure.cache.ragged import RaggedSegment
 from tenure.cache.rows import RowSegment
+from tenure.errors import IntegrityError
 from tenure.kernels import Kernels
-from tenure.kernels.native import Native
+from tenure.kernels.native import Native, Step
 
 Watch = Callable[[int, Tensor, Tensor], None]
 """Told of each layer's unrotated queries ``[H, new, D]`` and their log-sum-exp ``[G, g, new]`` over all keys."""
@@ -35,7 +36,7 @@ class Statistics:
     reduce: Literal["max", "mean"]
 
 
-@dataclass
+@dataclass(eq=False)
 class Work:
     """The part of one session in a forward.
 
@@ -89,82 +90,7 @@ class Forward:
     kernels: Kernels
     scale: float
 
-    def steps(self, native: Native) -> bool:
-        """Whether every session decodes one token on a slab that the native kernels can read."""
-        return all(self._steps(native, work) for work in self.work)
-
-    @staticmethod
-    def _steps(native: Native, work: Work) -> bool:
-        one = work.stop - work.start == 1 and work.watch is None
-        return one and native.can_read(work.rows.raw, work.rows.rotated)
-
-    def step(self, native: Native, layer: int, qkv: Tensor, out: Tensor) -> None:
-        """Append and attend for one token of each session.
-
-        Args:
-            native: the kernels.
-            layer: which layer.
-            qkv: unrotated queries, keys and values ``[T, heads + 2 kv_heads, D]`` fp32.
-            out: ``[T, heads, D]`` fp32.
-        """
-        for work in self.work:
-            self._step(native, layer, work, qkv[work.start], out[work.start])
-
-    def _step(self, native: Native, layer: int, work: Work, qkv: Tensor, out: Tensor) -> None:
-        statistics, mass = work.statistics, work.mass
-        other = None
-        if work.frozen:
-            other = self._frozen(native, layer, work, qkv)
-            if other is None:
-                self._step_frozen(layer, work, qkv, out)
-                return
-        native.attention(
-            qkv,
-            self.cos[work.start],
-            self.sin[work.start],
-            work.rows.slab(layer),
-            work.rows.rows,
-            out,
-            scale=self.scale,
-            mass=None if mass is None else mass[layer % work.groups],
-            share=work.share,
-            mean=statistics is not None and statistics.reduce == "mean",
-            other=other,
-        )
-
-    def _frozen(self, native: Native, layer: int, work: Work, qkv: Tensor) -> tuple[Tensor, Tensor] | None:
-        """One token's attention over the frozen segments of a session; None if the kernels cannot read one."""
-        other: tuple[Tensor, Tensor] | None = None
-        for segment in work.frozen:
-            flat = segment.flat(layer)
-            if flat is None:
-                return None
-            entries, offsets, longest = flat
-            other = native.ragged(
-                qkv,
-                self.cos[work.start],
-                self.sin[work.start],
-                entries,
-                offsets,
-                longest,
-                scale=self.scale,
-                other=other,
-            )
-        return other
-
-    def _step_frozen(self, layer: int, work: Work, qkv: Tensor, out: Tensor) -> None:
-        """One token of a session with frozen segments: ``qkv`` ``[heads + 2 kv_heads, D]``, ``out`` ``[heads, D]``."""
-        heads, dim = out.shape
-        layout = work.rows.layout
-        q, k, v = torch.split(qkv, [heads, layout.kv_heads, layout.kv_heads])
-        cos, sin = self.cos[work.start], self.sin[work.start]
-        q = self.kernels.rotate(q, cos, sin).to(layout.dtype)
-        raw, v = k.to(layout.dtype)[:, None], v.to(layout.dtype)[:, None]
-        work.rows.append(layer, raw, v, self.kernels.rotate(raw, cos, sin))
-        shaped = q.view(layout.kv_heads, heads // layout.kv_heads, 1, dim)
-        out.copy_(self._session(layer, work, shaped)[0].view(heads, dim))
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, native: Native | None = None) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, singles: Singles | None = None) -> Tensor:
         """Append the new keys and values of a layer and attend.
 
         Args:
@@ -172,7 +98,7 @@ class Forward:
             q: unrotated queries ``[H, T, D]``.
             k: unrotated keys ``[G, T, D]``.
             v: values ``[G, T, D]``.
-            native: kernels for the sessions that decode one token beside others that read text; None has none.
+            singles: sessions that decode one token beside others that read text, for the native kernels.
 
         Returns:
             ``[T, H, D]``.
@@ -182,12 +108,14 @@ class Forward:
         rotated_q = self.kernels.rotate(q, self.cos, self.sin).view(kv_heads, heads // kv_heads, total, dim)
         rotated_k = self.kernels.rotate(k, self.cos, self.sin)
         out = q.new_empty(total, heads, dim)
+        if singles is not None:
+            columns = [work.start for work in singles.work]
+            qkv = torch.cat([one[:, columns] for one in (q, k, v)]).transpose(0, 1).float().contiguous()
+            single = torch.empty(len(columns), heads, dim)
+            singles.attend(layer, qkv, single)
+            out[columns] = single.to(out.dtype)
         for work in self.work:
-            if native is not None and self._steps(native, work):
-                qkv = torch.cat([one[:, work.start] for one in (q, k, v)]).float()
-                single = torch.empty(heads, dim)
-                self._step(native, layer, work, qkv, single)
-                out[work.start] = single
+            if singles is not None and work in singles.work:
                 continue
             part = slice(work.start, work.stop)
             work.rows.append(layer, k[:, part], v[:, part], rotated_k[:, part])
@@ -221,3 +149,76 @@ class Forward:
             joined = joined.amax(0) if work.statistics.reduce == "max" else joined.mean(0)
             work.mass[layer % work.groups].add_(joined, alpha=work.share)
         return out, lse
+
+
+class Singles:
+    """The sessions of a forward that decode one token on slabs that the native kernels read.
+
+    Args:
+        forward: the forward.
+        work: the sessions, at least one.
+        native: the kernels.
+        heads: query heads of the model.
+    """
+
+    def __init__(self, forward: Forward, work: Sequence[Work], native: Native, heads: int) -> None:
+        self.work = tuple(work)
+        self._forward = forward
+        self._native = native
+        self._steps = native.steps([self._step(one) for one in work], heads)
+
+    @classmethod
+    def of(cls, forward: Forward, native: Native, heads: int) -> Singles | None:
+        """Those of a forward; None where there are none."""
+        work = [one for one in forward.work if cls._can_read(native, one)]
+        return cls(forward, work, native, heads) if work else None
+
+    @staticmethod
+    def _can_read(native: Native, work: Work) -> bool:
+        one = work.stop - work.start == 1 and work.watch is None
+        slab = one and native.can_read(work.rows.raw, work.rows.rotated)
+        return slab and all(segment.flat(0) is not None for segment in work.frozen)
+
+    def _step(self, work: Work) -> Step:
+        return Step(
+            slab=work.rows.slab(),
+            row=work.rows.rows,
+            cos=self._forward.cos[work.start],
+            sin=self._forward.sin[work.start],
+            mass=work.mass,
+            share=work.share,
+            mean=work.statistics is not None and work.statistics.reduce == "mean",
+        )
+
+    def attend(self, layer: int, qkv: Tensor, out: Tensor) -> None:
+        """Append one token of each session to a layer and attend.
+
+        Args:
+            layer: which layer.
+            qkv: unrotated queries, keys and values ``[sessions, heads + 2 kv_heads, D]`` fp32.
+            out: ``[sessions, heads, D]`` fp32.
+        """
+        others = [
+            self._frozen(layer, work, qkv[n]) if work.frozen else None for n, work in enumerate(self.work)
+        ]
+        self._native.attention(self._steps, layer, qkv, out, scale=self._forward.scale, others=others)
+
+    def _frozen(self, layer: int, work: Work, qkv: Tensor) -> tuple[Tensor, Tensor] | None:
+        """One token's attention over the frozen segments of its session."""
+        other: tuple[Tensor, Tensor] | None = None
+        for segment in work.frozen:
+            flat = segment.flat(layer)
+            if flat is None:
+                raise IntegrityError("a frozen segment lost its rotated keys")
+            entries, offsets, longest = flat
+            other = self._native.ragged(
+                qkv,
+                self._forward.cos[work.start],
+                self._forward.sin[work.start],
+                entries,
+                offsets,
+                longest,
+                scale=self._forward.scale,
+                other=other,
+            )
+        return other

@@ -117,13 +117,16 @@ class RowSegment:
         cos, sin = self._cos_sin(self._positions[layer % len(self._positions), :stop])
         return self._kernels.rotate(self.raw[layer, :, :stop], cos, sin)
 
-    def slab(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Raw keys, values and rotated keys of a layer, ``[G, capacity, D]``; only with the rotated copy."""
+    def slab(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Raw keys, values and rotated keys, ``[layers, G, capacity, D]``, with room for one more row.
+
+        Only with the rotated copy.
+        """
         if self.rotated is None:
             raise IntegrityError("the session keeps no rotated copy of its keys")
         if self.rows >= self.capacity:
             raise IntegrityError(f"{self.rows + 1} rows do not fit a slab of {self.capacity}")
-        return self.raw[layer], self.values[layer], self.rotated[layer]
+        return self.raw, self.values, self.rotated
 
     def attend(self, layer: int, q: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
         """See :class:`Segment`."""

@@ -48,7 +48,7 @@ static inline __attribute__((always_inline)) void product(long rows, long pairs,
     if (rows) tile(1, pairs, a, a_row, b, c, c_row, add);
 }
 
-/* e^x to fp32 rounding for x <= 0; 0 far below. */
+/* e^x to fp32 rounding; 0 far below. */
 static inline __m512 exponential(__m512 x) {
     __m512 t = _mm512_mul_ps(x, _mm512_set1_ps(1.44269504f));
     __m512 whole = _mm512_roundscale_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -267,42 +267,134 @@ static inline __m512 sums_of(__m512 *v) {
     return _mm512_add_ps(_mm512_shuffle_f32x4(c[0], c[1], 0x88), _mm512_shuffle_f32x4(c[0], c[1], 0xdd));
 }
 
-/* Two rows of weights times `live` tokens; sums of row r and token t at 8 r + t. One row after the other, so that memory is
- * one long stream. */
-static inline __attribute__((always_inline)) __m512 two_by(const int live, const uint16_t *w0, const uint16_t *w1,
-                                                           const uint16_t *x, long width) {
-    __m512 sum[16];
-    for (int i = 0; i < 16; i++) sum[i] = _mm512_setzero_ps();
-    for (int r = 0; r < 2; r++) {
-        const uint16_t *w = r ? w1 : w0;
-        long i = 0;
-        for (; i + 32 <= width; i += 32) {
-            __m512bh row = (__m512bh)_mm512_loadu_si512(w + i);
-            for (int t = 0; t < live; t++)
-                sum[8 * r + t] =
-                    _mm512_dpbf16_ps(sum[8 * r + t], row, (__m512bh)_mm512_loadu_si512(x + t * width + i));
-        }
-        if (i < width) {
-            __mmask32 mask = (1u << (width - i)) - 1;
-            __m512bh row = (__m512bh)_mm512_maskz_loadu_epi16(mask, w + i);
-            for (int t = 0; t < live; t++)
-                sum[8 * r + t] = _mm512_dpbf16_ps(sum[8 * r + t], row,
-                                                  (__m512bh)_mm512_maskz_loadu_epi16(mask, x + t * width + i));
-        }
-    }
-    return sums_of(sum);
+#define FETCH 64 /* rows that are fetched, into the second cache, before they are needed */
+
+static inline __m512 widened(const uint16_t *from) {
+    return (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)), 16);
 }
 
-static __m512 two_by_few(long live, const uint16_t *w0, const uint16_t *w1, const uint16_t *x, long width) {
+/* Logits of `group` fp32 queries [group, dim] on the keys [.., dim] of rows start .. stop, sixteen at a time:
+ * to[m * stride + j]. A query is taken as the sum of two bf16 numbers. Returns the first row that is left. */
+long tenure_logits(const uint16_t *keys, const float *query, float *to, long stride, long start, long stop, long group,
+                   long dim) {
+    uint16_t high[16 * MAX_DIM] __attribute__((aligned(64))), low[16 * MAX_DIM] __attribute__((aligned(64)));
+    if (dim % 32 || dim > MAX_DIM || group > 16) return start;
+    for (long i = 0; i < group * dim; i += 16) {
+        __m512 q = _mm512_loadu_ps(query + i);
+        __m256i rounded = (__m256i)_mm512_cvtneps_pbh(q);
+        _mm256_store_si256((__m256i *)(high + i), rounded);
+        q = _mm512_sub_ps(q, widened(high + i));
+        _mm256_store_si256((__m256i *)(low + i), (__m256i)_mm512_cvtneps_pbh(q));
+    }
+    for (; start + 16 <= stop; start += 16) {
+        const uint16_t *rows = keys + start * dim;
+        for (long i = 0; i < 16 * dim; i += 32) _mm_prefetch((const char *)(rows + FETCH * dim + i), _MM_HINT_T1);
+        for (long m = 0; m < group; m++) {
+            __m512 sum[16];
+            for (int r = 0; r < 16; r++) sum[r] = _mm512_setzero_ps();
+            for (long c = 0; c < dim; c += 32) {
+                __m512bh h = (__m512bh)_mm512_load_si512(high + m * dim + c), l = (__m512bh)_mm512_load_si512(low + m * dim + c);
+                for (int r = 0; r < 16; r++) {
+                    __m512bh key = (__m512bh)_mm512_loadu_si512(rows + r * dim + c);
+                    sum[r] = _mm512_dpbf16_ps(_mm512_dpbf16_ps(sum[r], l, key), h, key);
+                }
+            }
+            _mm512_storeu_ps(to + m * stride + start, sums_of(sum));
+        }
+    }
+    return start;
+}
+
+/* 64 dims of values, weighted for `heads` heads, whose sums stay in registers. */
+static inline __attribute__((always_inline)) void weighted(const int heads, const uint16_t *values, const float *p,
+                                                           float *sums, long stride, long start, long stop, long dim) {
+    __m512 sum[7][4];
+    for (int m = 0; m < heads; m++)
+        for (int c = 0; c < 4; c++) sum[m][c] = _mm512_loadu_ps(sums + m * dim + 16 * c);
+    for (long j = start; j < stop; j++) {
+        _mm_prefetch((const char *)(values + (j + FETCH) * dim), _MM_HINT_T1);
+        _mm_prefetch((const char *)(values + (j + FETCH) * dim + 32), _MM_HINT_T1);
+        for (int c = 0; c < 4; c++) {
+            __m512 value = widened(values + j * dim + 16 * c);
+            for (int m = 0; m < heads; m++)
+                sum[m][c] = _mm512_fmadd_ps(value, _mm512_set1_ps(p[m * stride + j]), sum[m][c]);
+        }
+    }
+    for (int m = 0; m < heads; m++)
+        for (int c = 0; c < 4; c++) _mm512_storeu_ps(sums + m * dim + 16 * c, sum[m][c]);
+}
+
+/* Values of rows start .. stop, weighted by p[m * stride + j] and added to sums [group, dim]. Returns the first row that is
+ * left. */
+long tenure_sums(const uint16_t *values, const float *p, float *sums, long stride, long start, long stop, long group,
+                 long dim) {
+    if (dim % 64) return start;
+    for (long c = 0; c < dim; c += 64)
+        for (long m = 0, heads; m < group; m += heads) {
+            heads = group - m <= 7 ? group - m : 4;
+            const float *weights = p + m * stride;
+            float *to = sums + m * dim + c;
+            switch (heads) {
+            case 7: weighted(7, values + c, weights, to, stride, start, stop, dim); break;
+            case 6: weighted(6, values + c, weights, to, stride, start, stop, dim); break;
+            case 5: weighted(5, values + c, weights, to, stride, start, stop, dim); break;
+            case 4: weighted(4, values + c, weights, to, stride, start, stop, dim); break;
+            case 3: weighted(3, values + c, weights, to, stride, start, stop, dim); break;
+            case 2: weighted(2, values + c, weights, to, stride, start, stop, dim); break;
+            default: weighted(1, values + c, weights, to, stride, start, stop, dim);
+            }
+        }
+    return stop;
+}
+
+#define ROWS 4  /* of weights, side by side */
+#define LIVE 6  /* tokens: 24 sums in registers */
+#define AHEAD 4 /* blocks of rows that are fetched, into the second cache, before they are needed */
+#define LINE 32 /* bf16 in a cache line, a vector of them */
+
+/* ROWS rows of weights times `live` tokens: sums[t * ROWS + r]. `ahead` rows further the weights are fetched meanwhile, half of
+ * them each behind the first and the middle row, line by line: rows side by side are no stream that the hardware sees. */
+static inline __attribute__((always_inline)) void rows_by(const int live, const uint16_t *const *w, const uint16_t *x,
+                                                          long width, long ahead, float *sums) {
+    const uint16_t *near = w[0] + ahead * width, *far = w[ROWS / 2] + ahead * width;
+    __m512 sum[32];
+    for (int i = 0; i < ROWS * live; i++) sum[i] = _mm512_setzero_ps();
+    long i = 0;
+    for (; i + LINE <= width; i += LINE) {
+        __m512bh row[ROWS];
+        for (int r = 0; r < ROWS; r++) row[r] = (__m512bh)_mm512_loadu_si512(w[r] + i);
+        if (ahead)
+            for (int r = 0; r < ROWS / 2; r++) {
+                _mm_prefetch((const char *)(near + ROWS / 2 * i + LINE * r), _MM_HINT_T1);
+                _mm_prefetch((const char *)(far + ROWS / 2 * i + LINE * r), _MM_HINT_T1);
+            }
+        for (int t = 0; t < live; t++) {
+            __m512bh token = (__m512bh)_mm512_loadu_si512(x + t * width + i);
+            for (int r = 0; r < ROWS; r++) sum[t * ROWS + r] = _mm512_dpbf16_ps(sum[t * ROWS + r], row[r], token);
+        }
+    }
+    if (i < width) {
+        __mmask32 mask = (1u << (width - i)) - 1;
+        __m512bh row[ROWS];
+        for (int r = 0; r < ROWS; r++) row[r] = (__m512bh)_mm512_maskz_loadu_epi16(mask, w[r] + i);
+        for (int t = 0; t < live; t++) {
+            __m512bh token = (__m512bh)_mm512_maskz_loadu_epi16(mask, x + t * width + i);
+            for (int r = 0; r < ROWS; r++) sum[t * ROWS + r] = _mm512_dpbf16_ps(sum[t * ROWS + r], row[r], token);
+        }
+    }
+    for (int i = ROWS * live; i < 32; i++) sum[i] = _mm512_setzero_ps();
+    _mm512_storeu_ps(sums, sums_of(sum));
+    if (ROWS * live > 16) _mm512_storeu_ps(sums + 16, sums_of(sum + 16));
+}
+
+static void rows_by_few(long live, const uint16_t *const *w, const uint16_t *x, long width, long ahead, float *sums) {
     switch (live) {
-    case 8: return two_by(8, w0, w1, x, width);
-    case 7: return two_by(7, w0, w1, x, width);
-    case 6: return two_by(6, w0, w1, x, width);
-    case 5: return two_by(5, w0, w1, x, width);
-    case 4: return two_by(4, w0, w1, x, width);
-    case 3: return two_by(3, w0, w1, x, width);
-    case 2: return two_by(2, w0, w1, x, width);
-    default: return two_by(1, w0, w1, x, width);
+    case 6: rows_by(6, w, x, width, ahead, sums); break;
+    case 5: rows_by(5, w, x, width, ahead, sums); break;
+    case 4: rows_by(4, w, x, width, ahead, sums); break;
+    case 3: rows_by(3, w, x, width, ahead, sums); break;
+    case 2: rows_by(2, w, x, width, ahead, sums); break;
+    default: rows_by(1, w, x, width, ahead, sums);
     }
 }
 
@@ -310,24 +402,40 @@ static __m512 two_by_few(long live, const uint16_t *w0, const uint16_t *w1, cons
  * gated as in native.c: the first half of the rows are a gate, y is half as wide. */
 void tenure_linear_rows(const uint16_t *w, const float *bias, const uint16_t *x, float *y, long tokens, long outputs,
                         long width, int add, int gated) {
-    long half = gated ? outputs / 2 : outputs, pairs = (half + 1) / 2;
+    long half = gated ? outputs / 2 : outputs, made = gated ? ROWS / 2 : ROWS, groups = (tokens + LIVE - 1) / LIVE;
+    const __m512i turned = _mm512_set_epi32(13, 12, 15, 14, 9, 8, 11, 10, 5, 4, 7, 6, 1, 0, 3, 2);
 #pragma omp parallel for schedule(static)
-    for (long pair = 0; pair < pairs; pair++) {
-        long o = 2 * pair, last = o + 1 < half ? o + 1 : o;
-        for (long t = 0; t < tokens; t += 8) {
-            long live = tokens - t < 8 ? tokens - t : 8;
-            float value[16], up[16];
-            _mm512_storeu_ps(value, two_by_few(live, w + o * width, w + last * width, x + t * width, width));
-            if (gated)
-                _mm512_storeu_ps(
-                    up, two_by_few(live, w + (half + o) * width, w + (half + last) * width, x + t * width, width));
-            for (long r = o; r <= last; r++)
-                for (long k = 0; k < live; k++) {
-                    float v = value[8 * (r - o) + k] + (bias ? bias[r] : 0.0f);
-                    if (gated) v = v / (1.0f + expf(-v)) * (up[8 * (r - o) + k] + (bias ? bias[half + r] : 0.0f));
-                    float *to = y + (t + k) * half + r;
-                    *to = add ? *to + v : v;
+    for (long block = 0; block < (half + made - 1) / made; block++) {
+        long first = block * made, count = half - first < made ? half - first : made;
+        const uint16_t *rows[ROWS];
+        float own[ROWS];
+        for (long r = 0; r < ROWS; r++) {
+            long o = r % made < count ? first + r % made : first;
+            o += r < made ? 0 : half;
+            rows[r] = w + o * width;
+            own[r] = bias ? bias[o] : 0.0f;
+        }
+        __m512 offset = _mm512_broadcast_f32x4(_mm_loadu_ps(own));
+        for (long g = 0, t = 0; g < groups; g++) {
+            long live = (tokens - t + groups - g - 1) / (groups - g);
+            float sums[32];
+            rows_by_few(live, rows, x + t * width, width, g || first + (AHEAD + 1) * made > half ? 0 : AHEAD * made, sums);
+            for (long k = 0; k < ROWS * live; k += 16) {
+                __m512 v = _mm512_add_ps(_mm512_loadu_ps(sums + k), offset);
+                if (gated) { /* two gates, then two ups of each token */
+                    __m512 below = exponential(_mm512_min_ps(_mm512_sub_ps(_mm512_setzero_ps(), v), _mm512_set1_ps(80.0f)));
+                    __m512 gate = _mm512_div_ps(v, _mm512_add_ps(_mm512_set1_ps(1.0f), below));
+                    v = _mm512_mul_ps(gate, _mm512_permutexvar_ps(turned, v));
                 }
+                _mm512_storeu_ps(sums + k, v);
+            }
+            for (long k = 0; k < live; k++, t++) {
+                float *to = y + t * half + first, *from = sums + ROWS * k;
+                if (count == ROWS)
+                    _mm_storeu_ps(to, add ? _mm_add_ps(_mm_loadu_ps(to), _mm_loadu_ps(from)) : _mm_loadu_ps(from));
+                else
+                    for (long r = 0; r < count; r++) to[r] = add ? to[r] + from[r] : from[r];
+            }
         }
     }
 }

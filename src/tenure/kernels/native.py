@@ -16,6 +16,8 @@ import shutil
 import subprocess
 import tempfile
 import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
@@ -25,7 +27,10 @@ from torch import Tensor
 from tenure.paths import cache_folder
 
 MAX_TOKENS = 8
-"""Tokens of a decoding step in fp32; with more, a matrix product is faster."""
+"""Tokens up to which products on plain loops beat a matrix product."""
+
+MAX_ROWS = 64
+"""The same of products on bf16 vectors."""
 
 _SINGLE = 3
 """Tokens up to which reading the weights is all that counts, so that activations may as well stay fp32."""
@@ -33,9 +38,79 @@ _SINGLE = 3
 _SOURCES = tuple(Path(__file__).with_name(name) for name in ("native.c", "flash.c"))
 _BLOCK = 256
 """Keys of a step in ``flash.c``: packed keys are padded to it."""
+_PART = 64
+"""Rows of a session that are worth a thread of their own."""
 _FLAGS = ("-O3", "-march=native", "-ffast-math", "-fPIC", "-fopenmp")
 _NAMES = {torch.bfloat16: "bf16", torch.float32: "f32", torch.int8: "i8"}
 _pointer, _long, _int, _float = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One session's part of a decode step.
+
+    Args:
+        slab: raw keys, values and rotated keys, ``[layers, kv_heads, capacity, D]``.
+        row: where the token goes; it sees the rows before it and itself.
+        cos: ``[r/2]`` fp32 at the token's position.
+        sin: like ``cos``.
+        mass: ``[groups, row + 1]`` fp32, of one group or one a layer, that gets ``share`` times the attention mass
+            added, or None.
+        share: see ``mass``.
+        mean: join query heads by their mean, else by their maximum.
+    """
+
+    slab: tuple[Tensor, Tensor, Tensor]
+    row: int
+    cos: Tensor
+    sin: Tensor
+    mass: Tensor | None = None
+    share: float = 1.0
+    mean: bool = False
+
+
+class _Step(ctypes.Structure):
+    """``Step`` of ``native.c``."""
+
+    _fields_ = (
+        *(
+            (name, _pointer)
+            for name in ("cos", "sin", "raw", "values", "rotated", "mass", "other", "other_lse")
+        ),
+        *((name, _long) for name in ("capacity", "row", "mass_layer")),
+        ("share", _float),
+        ("mean", _int),
+    )
+
+
+class Steps:
+    """What the attention kernel reads in every layer of one forward."""
+
+    def __init__(self, steps: Sequence[Step], heads: int) -> None:
+        self._steps = tuple(steps)  # their tensors must stay
+        self.heads = heads
+        raw = steps[0].slab[0]
+        self.dtype = raw.dtype
+        _, self.kv_heads, _, self.dim = raw.shape
+        self.half = steps[0].cos.shape[-1]
+        longest = max(step.row for step in steps) + 1
+        threads = torch.get_num_threads()
+        self.parts = 1 if len(steps) % threads == 0 else max(1, min(threads, longest // _PART))
+        self.width = -(-longest // self.parts)
+        self.scratch = torch.empty(len(steps) * self.parts * heads * (self.width + self.dim + 2))
+        self.known = (_Step * len(steps))(*(self._described(step) for step in steps))
+
+    @staticmethod
+    def _described(step: Step) -> _Step:
+        mass = step.mass
+        return _Step(
+            *(tensor.data_ptr() for tensor in (step.cos, step.sin, *step.slab)),
+            *(None if mass is None else mass.data_ptr(), None, None),
+            *(step.slab[0].shape[2], step.row),
+            0 if mass is None or len(mass) == 1 else mass.stride(0),
+            step.share,
+            step.mean,
+        )
 
 
 class Native:
@@ -52,7 +127,8 @@ class Native:
             for dtype in (torch.bfloat16, torch.float32)
         }
         for function in self._attention.values():
-            function.argtypes = [_pointer] * 9 + [_long] * 6 + [_float] * 2 + [_int] + [_pointer] * 2
+            function.argtypes = [_pointer] + [_long] * 2 + [_pointer] * 3 + [_long] * 6 + [_float]
+            function.restype = None
         self._ragged = {
             dtype: getattr(library, f"tenure_ragged_{_NAMES[dtype]}") for dtype in self._attention
         }
@@ -145,7 +221,7 @@ class Native:
 
         Args:
             weight: ``[outputs, width]`` bf16, fp32 or int8.
-            x: ``[tokens, width]`` fp32, at most ``MAX_TOKENS``.
+            x: ``[tokens, width]`` fp32, at most :meth:`few` of them for speed.
             out: ``[tokens, outputs]`` fp32, half as wide if gated.
             scale: ``[outputs]`` fp32, for int8.
             bias: ``[outputs]`` fp32.
@@ -181,10 +257,7 @@ class Native:
         add: bool = False,
         gated: bool = False,
     ) -> Tensor:
-        """:meth:`linear` on bf16 products: ``x`` ``[tokens, width]`` bf16, like the weight.
-
-        Slower than torch's matrix product for more than about 16 tokens.
-        """
+        """:meth:`linear` on bf16 products: ``x`` ``[tokens, width]`` bf16, like the weight."""
         outputs, width = weight.shape
         self._rows(
             weight.data_ptr(),
@@ -199,65 +272,58 @@ class Native:
         )
         return out
 
+    def few(self, dtype: torch.dtype) -> int:
+        """Tokens up to which products with a weight of this dtype are faster here than torch's."""
+        return MAX_ROWS if dtype == torch.bfloat16 and self._widest else MAX_TOKENS
+
     @property
     def has_products(self) -> bool:
         """Whether :meth:`attend` and :meth:`linear_rows` are there."""
         return bool(self._widest)
 
+    def steps(self, steps: Sequence[Step], heads: int) -> Steps:
+        """One forward's decode steps, for :meth:`attention`.
+
+        Args:
+            steps: of each session; all slabs have the same layers, kv heads and width.
+            heads: query heads.
+        """
+        return Steps(steps, heads)
+
     def attention(
         self,
+        steps: Steps,
+        layer: int,
         qkv: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        slab: tuple[Tensor, Tensor, Tensor],
-        row: int,
         out: Tensor,
         *,
         scale: float,
-        mass: Tensor | None,
-        share: float,
-        mean: bool,
-        other: tuple[Tensor, Tensor] | None = None,
+        others: Sequence[tuple[Tensor, Tensor] | None] = (),
     ) -> None:
-        """Append one token to a layer's slab and attend.
+        """Append one token of each session to a layer's slab and attend.
 
         Args:
-            qkv: ``[heads + 2 kv_heads, D]`` fp32, unrotated.
-            cos: ``[r/2]`` fp32 at the token's position.
-            sin: like ``cos``.
-            slab: raw keys, values and rotated keys of the layer, ``[kv_heads, capacity, D]``.
-            row: where the token goes; it sees the rows before it and itself.
-            out: ``[heads, D]`` fp32.
+            steps: from :meth:`steps`.
+            layer: which layer.
+            qkv: ``[sessions, heads + 2 kv_heads, D]`` fp32, unrotated.
+            out: ``[sessions, heads, D]`` fp32.
             scale: factor on the logits.
-            mass: ``[row + 1]`` fp32 that gets ``share`` times the attention mass added, or None.
-            share: see ``mass``.
-            mean: join query heads by their mean, else by their maximum.
-            other: attention over further keys, from :meth:`ragged`, to be joined with.
+            others: of each session, attention over further keys, from :meth:`ragged`, to be joined with; none by
+                default.
         """
-        raw, values, rotated = slab
-        kv_heads, capacity, dim = raw.shape
-        heads = qkv.shape[0] - 2 * kv_heads
-        scratch = torch.empty(heads, row + 1)
-        self._attention[raw.dtype](
+        for known, other in zip(steps.known, others, strict=False):
+            known.other, known.other_lse = (
+                (None, None) if other is None else (one.data_ptr() for one in other)
+            )
+        self._attention[steps.dtype](
+            steps.known,
+            len(steps.known),
+            layer,
             qkv.data_ptr(),
-            cos.data_ptr(),
-            sin.data_ptr(),
-            raw.data_ptr(),
-            values.data_ptr(),
-            rotated.data_ptr(),
             out.data_ptr(),
-            scratch.data_ptr(),
-            None if mass is None else mass.data_ptr(),
-            heads,
-            kv_heads,
-            dim,
-            cos.shape[-1],
-            capacity,
-            row,
+            steps.scratch.data_ptr(),
+            *(steps.parts, steps.width, steps.heads, steps.kv_heads, steps.dim, steps.half),
             scale,
-            share,
-            mean,
-            *(None, None) if other is None else (other[0].data_ptr(), other[1].data_ptr()),
         )
 
     def ragged(

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tenure.cache.attend import Forward
+from tenure.cache.attend import Forward, Singles
 from tenure.errors import ModelError
-from tenure.kernels.native import MAX_TOKENS, Native, native
+from tenure.kernels.native import Native, native
 from tenure.models.weights import Projection
 
 FUSED_FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
@@ -69,19 +69,22 @@ class FusedDecoder:
         self._head_dim = self._layers[0].out.weight.shape[1] // self._heads
         self._norm = model.model.norm.weight
         self._logits = Projection.of(model.lm_head.weight.data, model.lm_head.bias, int8=int8)
+        self._few_tokens = 0 if self._native is None else self._native.few(self._logits.weight.dtype)
         self._fp32: dict[int, Tensor] = {}
 
     def __call__(self, ids: Tensor, work: Forward, logit_rows: Tensor) -> Tensor:
         """Logits ``[len(logit_rows), vocabulary]`` fp32 of token ids ``[T]``."""
-        kernels = self._native if self._native is not None and work.steps(self._native) else None
-        if kernels is not None and len(ids) <= MAX_TOKENS:
-            hidden = self._few(kernels, ids, work)[logit_rows]
+        kernels = self._native
+        singles = None if kernels is None else Singles.of(work, kernels, self._heads)
+        decodes = singles is not None and len(singles.work) == len(work.work)
+        if kernels is not None and singles is not None and decodes and len(ids) <= self._few_tokens:
+            hidden = self._few(kernels, ids, singles)[logit_rows]
             out = torch.empty(len(hidden), self._logits.outputs)
             return self._logits.few(kernels, hidden, out) if len(hidden) else out
-        hidden = self._many(kernels, ids, work)[logit_rows]
+        hidden = self._many(ids, work, singles)[logit_rows]
         return self._logits(hidden).float()
 
-    def _many(self, kernels: Native | None, ids: Tensor, work: Forward) -> Tensor:
+    def _many(self, ids: Tensor, work: Forward, singles: Singles | None) -> Tensor:
         hidden = self._embed(ids)
         for index, layer in enumerate(self._layers):
             x = self._rms(hidden, layer.norm)
@@ -89,13 +92,8 @@ class FusedDecoder:
             q, k, v = torch.split(qkv, [self._heads, self._kv_heads, self._kv_heads], 1)
             if layer.q_norm is not None and layer.k_norm is not None:
                 q, k = self._rms(q, layer.q_norm), self._rms(k, layer.k_norm)
-            if kernels is not None:  # many sessions, one token each
-                single = torch.empty(len(x), self._heads, self._head_dim)
-                work.step(kernels, index, torch.cat([q, k, v], 1).float(), single)
-                attended = single.to(x.dtype)
-            else:
-                q, k, v = q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1)
-                attended = work.attend(index, q, k, v, self._native)
+            q, k, v = q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1)
+            attended = work.attend(index, q, k, v, singles)
             hidden = hidden + layer.out(attended.flatten(1))
             x = self._rms(hidden, layer.mlp_norm)
             gate, up = layer.gate_up(x).chunk(2, -1)
@@ -103,7 +101,7 @@ class FusedDecoder:
             del gate, up, qkv, q, k, v, attended, x  # else they would stand beside those of the next layer
         return self._rms(hidden, self._norm)
 
-    def _few(self, kernels: Native, ids: Tensor, work: Forward) -> Tensor:
+    def _few(self, kernels: Native, ids: Tensor, singles: Singles) -> Tensor:
         hidden = self._embed(ids).float()
         tokens = len(hidden)
         heads, kv_heads, dim = self._heads, self._kv_heads, self._head_dim
@@ -121,7 +119,7 @@ class FusedDecoder:
                         (layer.k_norm, token[heads : heads + kv_heads]),
                     ):
                         kernels.rms_norm(part, self._in_fp32(norm), part, self._eps)
-            work.step(kernels, index, qkv, attended)
+            singles.attend(index, qkv, attended)
             layer.out.few(kernels, attended.view(tokens, -1), hidden, add=True)
             kernels.rms_norm(hidden, self._in_fp32(layer.mlp_norm), x, self._eps)
             layer.gate_up.few(kernels, x, gated, gated=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tenure.kernels.native import MAX_TOKENS, Native, native
+from tenure.kernels.native import MAX_ROWS, Native, native
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Projection:
     def __call__(self, x: Tensor) -> Tensor:
         """Apply to ``[tokens, width]`` in the model's dtype. int8 is unpacked for the length of the product."""
         weight = self.weight
-        if len(x) <= MAX_TOKENS and weight.dtype == torch.bfloat16 and weight.device.type == "cpu":
+        if len(x) <= MAX_ROWS and weight.dtype == torch.bfloat16 and weight.device.type == "cpu":
             kernels = native()
             if kernels is not None and kernels.has_products:
                 out = torch.empty(len(x), self.outputs)
