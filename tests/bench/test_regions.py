@@ -53,6 +53,7 @@ def test_the_permutation_test_equals_all_sign_changes() -> None:
     as_good = sum(np.dot(sign, values) >= values.sum() - 1e-9 for sign in signs)
     assert summary.permutation(values) == pytest.approx(as_good / 2 ** len(values), abs=1e-5)
     assert summary.permutation(np.zeros(5)) is None
+    assert summary.permutation(np.array([3.0])) is None, "one pair has nothing to be exchanged with"
 
 
 def config_of(**changes):
@@ -86,6 +87,19 @@ def test_a_run_its_resumption_and_its_summary(engines, tmp_path) -> None:
     assert whole["seeds"] == [1, 2]
     summary.draw(tmp_path, more, tmp_path / "plots", notes.append)
     assert (tmp_path / "plots" / "tiny-900.svg").stat().st_size > 1000
+
+
+def test_the_full_cache_is_played_once_for_all_budgets(engines, tmp_path) -> None:
+    engine, notes = chat_engine(engines), []
+    config = config_of(budgets=(0.25, 0.5), seeds=(1,), arms=("none", "h2o"))
+    bench.run(config, tmp_path, notes.append, load=lambda name: engine)
+    assert len(notes) == 3
+    arms = [
+        json.loads(bench.run_file(tmp_path, "tiny", 900, share, 1).read_text())["arms"]
+        for share in (0.25, 0.5)
+    ]
+    assert arms[0]["none"] == arms[1]["none"]
+    assert [list(one) for one in arms] == [["none", "h2o"]] * 2
 
 
 def test_pairs_are_transcripts() -> None:

@@ -137,17 +137,25 @@ def run(
     """
     load = load or (lambda model: Engine.load(model, dtype=config.dtype, device=config.device))
     engines: dict[str, Engine] = {}
+    full: dict[tuple[str, int, int], Any] = {}  # the full cache knows no budget: one run serves them all
     for model, length, budget in cells(config):
         for seed in config.seeds:
             path = run_file(folder, model, length, budget, seed)
             old = json.loads(path.read_text(encoding="utf-8"))["arms"] if resume and path.exists() else {}
+            same = (model, length, seed)
+            if "none" in old:
+                full[same] = old["none"]
             missing = [name for name in config.arms if name not in old]
             if not missing:
                 continue
             if model not in engines:
                 engines = {model: load(model)}
+            known = {"none": full[same]} if "none" in missing and same in full else {}
+            missing = [name for name in missing if name not in known]
             result = play_seed(engines[model], config, length, budget, seed, missing, note)
-            result["arms"] = old | result["arms"]
+            result["arms"] = old | known | result["arms"]
+            if "none" in result["arms"]:
+                full[same] = result["arms"]["none"]
             setting = asdict(config) | {"model": model, "length": length, "budget": budget, "seed": seed}
             record.write(path, {"bench": "regions", **record.origin(), "config": setting, **result})
 
@@ -166,14 +174,13 @@ def play_seed(
         seed, length, lambda text: len(engine.tokenizer.encode(text, add_special_tokens=False))
     )
     found: dict[str, Any] = {}
-    tokens = slots = 0
+    tokens = _length(engine, script)
+    slots = round(tokens * budget)
     for name in arms:
         note(f"{length} tokens, budget {budget:.1%}, seed {seed}: {name}")
         base: dict[str, Any] = {"chunk": min(config.chunk, length), "positions": "logical"}
         if config.regions:
             base["regions"] = config.regions
-        tokens = tokens or _length(engine, script)
-        slots = round(tokens * budget)
         answers, seconds = play_arm(engine, script, name, ARMS[name], slots, base)
         right = [
             first_number(answer) == fact.value for answer, fact in zip(answers, script.facts, strict=True)

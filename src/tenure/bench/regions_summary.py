@@ -127,10 +127,10 @@ def compare(settings: Sequence[Seeds], name: str) -> dict[str, Any] | None:
 
 
 def permutation(values: Any) -> float | None:
-    """One-sided p of a mean above 0 under exchanges of sign; None without pairs that differ."""
+    """One-sided p of a mean above 0 under exchanges of sign; None from fewer than two pairs or where none differs."""
     from scipy.stats import permutation_test
 
-    if not np.any(values):
+    if len(values) < 2 or not np.any(values):
         return None
     test = permutation_test(
         (values,),
