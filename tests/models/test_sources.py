@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from tenure.errors import DownloadError, ModelError
+from tenure.models import fetch
 from tenure.models.catalog import CATALOG, CatalogModel
 from tenure.models.folder import check_memory, inspect_folder
 from tenure.models.progress import ProgressEvent, TerminalProgress
@@ -28,7 +29,7 @@ from tenure.models.store import Store
 from tests.models.tiny_gguf import catalog_entry, tiny_model, write_gguf, write_wheel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 KILL_IN_CONVERSION = """
 import os, signal, sys
@@ -121,6 +122,22 @@ def test_second_resolve_does_no_work(tiny: CatalogModel) -> None:
     assert resolve("tiny", progress=seen, offline=True) == first
     assert seen.events == []
     assert {path: path.stat().st_mtime_ns for path in first.path.iterdir()} == stamps
+
+
+def test_progress_survives_what_pip_removes_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "unpack").mkdir()
+    (tmp_path / "wheel").write_bytes(b"x" * 7)
+    walk = fetch.os.walk
+
+    def removing(top: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+        for found in walk(top):
+            shutil.rmtree(tmp_path / "unpack", ignore_errors=True)
+            yield found[0], found[1], [*found[2], "gone"]
+
+    monkeypatch.setattr(fetch.os, "walk", removing)
+    assert fetch._largest_file(tmp_path) == 7
 
 
 def test_interrupted_download_resumes(tiny: CatalogModel, cache: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ done; everything half-made has another name, and the next call removes it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -160,13 +161,12 @@ def _run_pip(wheel: Wheel, staging: Path, report: Callable[[int], None]) -> str:
 
 
 def _largest_file(staging: Path) -> int:
-    """Size of the wheel that pip is writing, under whatever name."""
+    """Size of the wheel that pip is writing, under whatever name. What pip moves or removes meanwhile is passed over."""
     largest = 0
-    for path in staging.rglob("*"):
-        try:
-            largest = max(largest, path.stat().st_size)
-        except OSError:
-            continue  # pip moved it meanwhile
+    for folder, _, names in os.walk(staging):  # which skips folders that it can no longer read
+        for name in names:
+            with contextlib.suppress(OSError):
+                largest = max(largest, os.stat(os.path.join(folder, name)).st_size)
     return largest
 
 
