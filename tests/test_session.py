@@ -886,6 +886,14 @@ def test_sync_gives_a_changed_message_its_own_marks(engines):
     check_ledger(session)
 
 
+def test_sync_frees_the_id_of_a_span_that_the_preamble_goes_on_with(engines):
+    session = chat_session(engines)
+    session.sync([system("Be brief.", span="mine")], reply=False)
+    session.sync([user("one"), user("two", span="mine")], reply=False)
+    assert session.explain("mine").text == "<|im_start|>user\ntwo<|im_end|>\n"
+    check_ledger(session)
+
+
 def test_refused_syncs_change_nothing(engines):
     session = chat_session(engines, "strict", budget=64, chunk=16, slack=4, policy="h2o")
     session.sync([user("one"), assistant("two"), user("three")])

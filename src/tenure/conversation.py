@@ -97,8 +97,9 @@ def adopt(session: Session, whole: Conversation) -> int:
 
 
 def _relabel(session: Session, span: Span, piece: Piece, reserved: Container[str | None]) -> None:
-    """Give a span the marks of the piece that goes on with it."""
-    if piece.span != span.id and not (piece.span is None and piece.role == span.role):
+    """Give a span the marks of the piece that goes on with it, and a new id if another piece wants its own."""
+    same = piece.span is None and piece.role == span.role and span.id not in reserved
+    if piece.span != span.id and not same:
         new = session._new_span(piece.span, piece.region, piece.role, None, reserved)
         session.memory.ledger.spans.rename(span, new.id)
     span.region, span.role, span.pin = piece.region, piece.role, piece.pin
