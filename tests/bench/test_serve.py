@@ -20,7 +20,15 @@ class Tiny:
 def test_all_three_measurements(monkeypatch):
     monkeypatch.setattr(serve, "Engine", Tiny)
     bench = serve.ServeBench(
-        model="tiny", sessions=3, budget=192, chunk=96, decode=150, prefill=900, tokens=1_500, result=60
+        model="tiny",
+        sessions=3,
+        budget=192,
+        chunk=96,
+        decode=150,
+        prefill=900,
+        tokens=1_500,
+        result=60,
+        repeats=2,
     )
     got = serve.run(bench, lambda text: None)
     assert got["concurrency_ratio"] == pytest.approx(
@@ -29,6 +37,8 @@ def test_all_three_measurements(monkeypatch):
     assert got["busy_gaps"] > 5
     assert got["inter_token_ratio"] > 0
     assert got["session_tokens"] >= 1_500
+    assert got["turn_ratio"] == got["turn_ratios"][0]
+    assert len(got["turn_ratios"]) == 2
     assert got["cached_from_the_turn_before"] == 1
     assert got["computed_tokens"]["last"] < 150
     assert got["resident_slots"] <= 192 + 128

@@ -339,6 +339,7 @@ def serve(
     prefill: Annotated[int, typer.Option(help="Tokens of the prompt that is read beside a stream.")] = 8_000,
     tokens: Annotated[int, typer.Option(help="Length of the long session.")] = 30_000,
     result: Annotated[int, typer.Option(help="Tokens of a tool's result in it.")] = 300,
+    repeats: Annotated[int, typer.Option(help="Long sessions, one after the other.", min=1)] = 3,
     parts: Annotated[
         str, typer.Option(help="Which measurements, separated by commas.")
     ] = "decode,steady,long",
@@ -358,6 +359,7 @@ def serve(
         prefill=prefill,
         tokens=tokens,
         result=result,
+        repeats=repeats,
         dtype=dtype,
     )
     console = Console(stderr=True)
