@@ -24,6 +24,7 @@ from tenure.errors import ConfigError, ModelError
 from tenure.fingerprint import Fingerprint, fingerprint, weights_digest
 from tenure.interrupt import uninterrupted
 from tenure.kernels import kernels_for
+from tenure.kernels.threads import give_up_helpers
 from tenure.memory import Device
 from tenure.models.adapter import Adapter
 from tenure.plan import Plan
@@ -109,7 +110,9 @@ class Engine:
         check_memory(found.weight_bytes, dtype, parameters=found.parameters, device=str(device))
         tokenizer = AutoTokenizer.from_pretrained(found.path)
         loaded = AutoModelForCausalLM.from_pretrained(found.path, dtype=dtype)
-        return cls(loaded.to(device), tokenizer, config=config, name=str(model))
+        engine = cls(loaded.to(device), tokenizer, config=config, name=str(model))
+        give_up_helpers()  # another thread may be the one that computes
+        return engine
 
     @property
     def eos_ids(self) -> frozenset[int]:

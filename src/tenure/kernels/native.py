@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from tenure.kernels.threads import openmp
 from tenure.paths import cache_folder
 
 MAX_TOKENS = 8
@@ -387,7 +388,7 @@ def native() -> Native | None:
 
 
 def _build(compiler: str) -> Path:
-    runtime = _share_openmp()
+    shared = openmp() is not None
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True).stdout
     key = blake2b(digest_size=12)
     for part in (
@@ -395,7 +396,7 @@ def _build(compiler: str) -> Path:
         version,
         " ".join(_FLAGS).encode(),
         _machine().encode(),
-        str(runtime).encode(),
+        str(shared).encode(),
     ):
         key.update(part)
     target = cache_folder() / "native" / f"{key.hexdigest()}.so"
@@ -410,21 +411,12 @@ def _build(compiler: str) -> Path:
             for source, made in zip(_SOURCES, objects, strict=True)
         ]
         # Left out at the link, OpenMP's symbols are torch's own: one pool of threads instead of two.
-        openmp = [] if runtime else ["-fopenmp"]
-        commands.append([compiler, "-shared", *map(str, objects), "-o", str(built), "-lm", *openmp])
+        linked = [] if shared else ["-fopenmp"]
+        commands.append([compiler, "-shared", *map(str, objects), "-o", str(built), "-lm", *linked])
         for command in commands:
             subprocess.run(command, check=True, capture_output=True, timeout=120)
         built.replace(target)
     return target
-
-
-def _share_openmp() -> bool:
-    """Make the OpenMP runtime that torch ships visible to our library. False if torch ships none."""
-    shipped = sorted(Path(torch.__file__).parent.glob("lib/libgomp*.so*"))
-    if not shipped:
-        return False
-    ctypes.CDLL(str(shipped[0]), mode=ctypes.RTLD_GLOBAL)
-    return True
 
 
 def _machine() -> str:

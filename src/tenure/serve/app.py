@@ -17,6 +17,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from tenure.errors import ConfigError, TenureError
+from tenure.kernels.threads import give_up_helpers
 from tenure.serve import completions, responses, sessions
 from tenure.serve.auth import Keys
 from tenure.serve.config import ServeConfig
@@ -85,6 +86,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        give_up_helpers()  # only the worker computes
         worker.start()
         yield
         worker.stop(_LAST)

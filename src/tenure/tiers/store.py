@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from tenure.errors import TierError
+from tenure.kernels.threads import compute_alone
 from tenure.tiers.base import Tier
 from tenure.tiers.blob import Blob, BrokenError
 from tenure.tiers.breaker import Breaker
@@ -34,8 +35,8 @@ class Store:
     def __init__(self, tier: Tier) -> None:
         self.tier = tier
         self.breaker = Breaker(tier.name)
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix=f"tenure-{tier.kind}-write")
-        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix=f"tenure-{tier.kind}-read")
+        self._writer = ThreadPoolExecutor(1, f"tenure-{tier.kind}-write", compute_alone)
+        self._readers = ThreadPoolExecutor(_READERS, f"tenure-{tier.kind}-read", compute_alone)
         self._tidied = time.monotonic()
         self._closed = threading.Event()
 
