@@ -67,7 +67,9 @@ def test_a_bf16_session_decodes_past_its_budget(models):
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 70), (50, 333), (64, 64)])
 def test_kernels_equal_the_reference(shape, dtype, queries, keys):
     q, k, v = (tensor.cuda() for tensor in tensors(shape, queries, keys, dtype))
-    for got, want in zip(cuda.extend(q, k, v, scale=0.3), reference.extend(q, k, v, scale=0.3), strict=True):
+    for got, want in zip(
+        cuda.extend(q, k, v, scale=0.3)[:2], reference.extend(q, k, v, scale=0.3)[:2], strict=True
+    ):
         near(got, want, dtype)
     lse = reference.attend(q, k, v, causal=False, scale=0.3)[1]
     near(

@@ -68,9 +68,14 @@ def test_new_tokens_see_what_came_before_them(kernel, shape, dtype, queries, key
     hidden = torch.arange(keys) > torch.arange(keys - queries, keys)[:, None]
     for scale, factor in ((0.3, 1.0), (8.0, 50.0 if dtype is torch.float32 else 3.0)):
         want, logits = softmax_attention(q, k, v, scale, hidden)
-        out, lse = kernel.extend(apart, slab[0, :, :keys], slab[1, :, :keys], scale=scale)
+        window = min(5, queries)
+        out, lse, mass = kernel.extend(
+            apart, slab[0, :, :keys], slab[1, :, :keys], scale=scale, window=window
+        )
         near(out, want, dtype, factor)
         near(lse, logits.logsumexp(-1), torch.float32, 50.0)  # logits reach hundreds
+        if mass is not None:
+            near(mass, logits.softmax(-1)[:, :, -window:].sum(2), torch.float32, 50.0)
 
 
 @shapes

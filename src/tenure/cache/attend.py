@@ -136,11 +136,15 @@ class Forward:
                 mass = mass * torch.sigmoid(lse - other[1])  # the share of the rows
                 out, lse = self.kernels.merge([(out, lse), other])
         else:
+            statistics = work.statistics
+            window = 0 if statistics is None else min(statistics.window or new, new)
+            # The mass over these rows alone is not the one over frozen segments too.
+            own, own_lse, mass = self.kernels.extend(
+                q, keys, values, scale=self.scale, window=0 if work.frozen else window
+            )
             parts = [segment.attend(layer, q, scale=self.scale) for segment in work.frozen]
-            parts.append(self.kernels.extend(q, keys, values, scale=self.scale))
-            out, lse = self.kernels.merge(parts)
-            if work.statistics is not None:
-                window = min(work.statistics.window or new, new)
+            out, lse = self.kernels.merge([*parts, (own, own_lse)])
+            if window and mass is None:
                 mass = self.kernels.attention_mass(
                     q[:, :, new - window :], keys, lse[:, :, new - window :], scale=self.scale
                 )

@@ -22,8 +22,10 @@ class Kernels(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Attention of one kv head's queries over keys with log-multiplicities."""
 
-    def extend(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
-        """Attention of the newest tokens over a segment that ends with them, and its log-sum-exp."""
+    def extend(
+        self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int = 0
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Attention of the newest tokens over a segment that ends with them, its log-sum-exp, perhaps the mass."""
 
     def decode(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> tuple[Tensor, Tensor, Tensor]:
         """Attention of one query, its log-sum-exp and its probabilities."""

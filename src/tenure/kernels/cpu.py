@@ -12,7 +12,7 @@ import functools
 import torch
 from torch import Tensor
 
-from tenure.kernels.native import Native, native
+from tenure.kernels.native import MAX_ROWS, Native, native
 from tenure.kernels.reference import in_two_calls, merge, rotate
 
 __all__ = ["attend", "attend_weighted", "attention_mass", "decode", "extend", "merge", "rotate"]
@@ -35,12 +35,16 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tu
     return out, lse
 
 
-def extend(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
-    """See :func:`tenure.kernels.reference.extend`."""
+def extend(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int = 0
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """See :func:`tenure.kernels.reference.extend`; the mass comes along where the queries are few."""
     kernels = _vector_products()
-    if kernels is not None and kernels.can_attend(q):
-        return kernels.attend(q, k, v, first=k.shape[1] - q.shape[2], scale=scale)
-    return in_two_calls(attend, q, k, v, scale)
+    if kernels is None or not kernels.can_attend(q):
+        return *in_two_calls(attend, q, k, v, scale), None
+    if q.shape[2] <= MAX_ROWS:
+        return kernels.extend(q, k, v, window=window, scale=scale)
+    return *kernels.attend(q, k, v, first=k.shape[1] - q.shape[2], scale=scale), None
 
 
 @functools.cache

@@ -29,9 +29,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tu
     return out, lse[..., : q.shape[2]]  # both kernels may pad the queries
 
 
-def extend(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
+def extend(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int = 0
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """See :func:`tenure.kernels.reference.extend`."""
-    return in_two_calls(attend, q, k, v, scale)
+    return *in_two_calls(attend, q, k, v, scale), None
 
 
 def decode(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> tuple[Tensor, Tensor, Tensor]:

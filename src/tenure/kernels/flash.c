@@ -216,6 +216,118 @@ void tenure_attend(const uint16_t *q, const uint16_t *k, const uint16_t *v, uint
     }
 }
 
+/* Words of scratch of tenure_extend for each of kv_heads * parts tasks. */
+long tenure_extend_words(long rows, long width, long dim) { return rows * (width + dim + dim / 2 + 2); }
+
+/* tenure_attend for few queries, which are the last n of the m keys, with the mass that each key received from the last `window`
+ * queries, fp32 [kv_heads * group, m], or NULL.
+ *
+ * Keys are cut into `parts` of `width` (a multiple of 64), each with a softmax of its own, and joined by their log-sum-exps. A
+ * thread packs what it multiplies: cores that share no cache read each other's packed keys slowly. */
+void tenure_extend(const uint16_t *q, const uint16_t *k, const uint16_t *v, uint16_t *out, float *lse, float *mass,
+                   float *scratch, long parts, long width, long kv_heads, long group, long n, long m, long dim,
+                   long q_head, long q_row, long k_head, long k_row, long v_head, long v_row, long window, float scale) {
+    long rows = group * n, pairs = dim / 2, each = tenure_extend_words(rows, width, dim);
+#pragma omp parallel
+    {
+#pragma omp for schedule(static)
+        for (long task = 0; task < kv_heads * parts; task++) {
+            long g = task / parts, start = task % parts * width, stop = start + width < m ? start + width : m;
+            float *p = scratch + task * each, *sums = p + rows * width, *tops = sums + rows * dim, *totals = tops + rows;
+            uint32_t *query = (uint32_t *)(totals + rows), pack[KEYS * MAX_DIM / 2];
+            uint16_t weights[QUERIES * KEYS] __attribute__((aligned(64)));
+            for (long r = 0; r < rows; r++)
+                memcpy(query + r * pairs, q + (g * group + r / n) * q_head + r % n * q_row, (size_t)dim * 2);
+            for (long at = start; at < stop; at += KEYS)
+                for (long panel = at; panel < stop && panel < at + KEYS; panel += 64) {
+                    pack_keys(k + g * k_head, k_row, panel, m, pairs, pack);
+                    product(rows, pairs, query, pairs, pack, p + panel - start, width, 0);
+                }
+            for (long r = 0; r < rows; r++) {
+                float *x = p + r * width;
+                long seen = m - n + r % n + 1 - start;
+                seen = seen < 0 ? 0 : seen < stop - start ? seen : stop - start;
+                __m512 best = _mm512_set1_ps(LOWEST), total = _mm512_setzero_ps(), by = _mm512_set1_ps(scale);
+                for (long j = 0; j < seen; j += 16) {
+                    __mmask16 live = seen - j >= 16 ? 0xffff : (__mmask16)((1u << (seen - j)) - 1);
+                    best = _mm512_max_ps(best, _mm512_mask_loadu_ps(best, live, x + j));
+                }
+                tops[r] = seen ? _mm512_reduce_max_ps(best) * scale : LOWEST;
+                __m512 shift = _mm512_set1_ps(tops[r]);
+                for (long j = 0; j < width; j += 16) {
+                    long left = seen - j;
+                    __mmask16 live = left >= 16 ? 0xffff : left <= 0 ? 0 : (__mmask16)((1u << left) - 1);
+                    __m512 e = exponential(_mm512_fmsub_ps(_mm512_maskz_loadu_ps(live, x + j), by, shift));
+                    e = _mm512_maskz_mov_ps(live, e);
+                    total = _mm512_add_ps(total, e);
+                    _mm512_storeu_ps(x + j, e);
+                }
+                totals[r] = _mm512_reduce_add_ps(total);
+            }
+            if (start >= stop) memset(sums, 0, sizeof(float) * (size_t)(rows * dim));
+            for (long at = start; at < stop; at += KEYS) {
+                long now = start + width - at < KEYS ? start + width - at : KEYS;
+                for (long j = 0; j < now; j += 2) {
+                    const uint16_t *row = v + g * v_head + (at + j) * v_row;
+                    pack_values(at + j < m ? row : NULL, at + j + 1 < m ? row + v_row : NULL, dim, pack + j / 2 * 64,
+                                KEYS / 2 * 64);
+                }
+                for (long r = 0; r < rows; r += QUERIES) {
+                    long count = rows - r < QUERIES ? rows - r : QUERIES;
+                    for (long i = 0; i < count; i++)
+                        for (long j = 0; j < now; j += 32) {
+                            const float *x = p + (r + i) * width + at - start + j;
+                            _mm512_store_si512(weights + i * KEYS + j, (__m512i)_mm512_cvtne2ps_pbh(
+                                                                           _mm512_loadu_ps(x + 16), _mm512_loadu_ps(x)));
+                        }
+                    for (long c = 0; c < dim; c += 64)
+                        product(count, now / 2, (uint32_t *)weights, KEYS / 2, pack + c / 64 * (KEYS / 2 * 64),
+                                sums + r * dim + c, dim, at > start);
+                }
+            }
+        }
+#pragma omp for schedule(static)
+        for (long task = 0; task < kv_heads * parts; task++) {
+            long g = task / parts, part = task % parts, start = part * width;
+            long stop = start + width < m ? start + width : m;
+            const float *p = scratch + task * each;
+            for (long r = 0; r < rows; r++) {
+                long head = g * group + r / n, i = r % n;
+                float top = LOWEST, total = 0.0f, own = 0.0f;
+                for (long o = 0; o < parts; o++) {
+                    float other = (scratch + (g * parts + o) * each)[rows * (width + dim) + r];
+                    top = other > top ? other : top;
+                }
+                for (long o = 0; o < parts; o++) {
+                    const float *tops = scratch + (g * parts + o) * each + rows * (width + dim);
+                    float by = tops[r] < top - 80.0f ? 0.0f : expf(tops[r] - top);
+                    total += by * tops[rows + r];
+                    own = o == part ? by : own;
+                }
+                own /= total;
+                if (mass && start < stop) {
+                    float *to = mass + head * m + start;
+                    if (i == 0) memset(to, 0, sizeof(float) * (size_t)(stop - start));
+                    if (i >= n - window)
+                        for (long j = 0; j < stop - start; j++) to[j] += own * p[r * width + j];
+                }
+                if (r % parts != part) continue;
+                lse[head * n + i] = top + logf(total);
+                for (long c = 0; c < dim; c += 32) {
+                    __m512 low = _mm512_setzero_ps(), high = low;
+                    for (long o = 0; o < parts; o++) {
+                        const float *from = scratch + (g * parts + o) * each + rows * width, *tops = from + rows * dim;
+                        float share = tops[r] < top - 80.0f ? 0.0f : expf(tops[r] - top) / total;
+                        low = _mm512_fmadd_ps(_mm512_loadu_ps(from + r * dim + c), _mm512_set1_ps(share), low);
+                        high = _mm512_fmadd_ps(_mm512_loadu_ps(from + r * dim + c + 16), _mm512_set1_ps(share), high);
+                    }
+                    _mm512_storeu_si512(out + (head * n + i) * dim + c, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+                }
+            }
+        }
+    }
+}
+
 /* Softmax mass that each key received from the n queries that end at the last key: mass[h, j] = sum_i exp(q_i k_j scale - lse_i),
  * query i sees the keys 0 .. m - n + i. q, k as above, lse: [heads, n], mass: [heads, m], both fp32. */
 void tenure_mass(const uint16_t *q, const uint16_t *k, const float *lse, float *mass, long kv_heads, long group, long n,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import os
 import platform
 import shutil
@@ -140,6 +141,12 @@ class Native:
             self._attend = library.tenure_attend
             self._attend.argtypes = [_pointer] * 6 + [_long] * 12 + [_float]
             self._attend.restype = None
+            self._extend = library.tenure_extend
+            self._extend.argtypes = [_pointer] * 7 + [_long] * 14 + [_float]
+            self._extend.restype = None
+            self._extend_words = library.tenure_extend_words
+            self._extend_words.argtypes = [_long] * 3
+            self._extend_words.restype = _long
             self._mass = library.tenure_mass
             self._mass.argtypes = [_pointer] * 4 + [_long] * 9 + [_float]
             self._rows = library.tenure_linear_rows
@@ -185,6 +192,43 @@ class Native:
             scale,
         )
         return out, lse
+
+    def extend(
+        self, q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """:meth:`attend` for few queries, the last of the keys, with the attention mass of the last ``window``.
+
+        Args:
+            q: ``[G, g, n, D]`` bf16, as in :meth:`attend`.
+            k: ``[G, m, D]``, ``m >= n``.
+            v: ``[G, m, D]``.
+            window: queries whose mass is collected; 0 for none.
+            scale: factor on the logits.
+
+        Returns:
+            Output, log-sum-exp, and mass ``[G, g, m]`` fp32 or None.
+        """
+        kv_heads, group, n, dim = q.shape
+        m, threads = k.shape[1], torch.get_num_threads()
+        q = q.reshape(kv_heads * group, n, dim)
+        if q.stride(2) != 1:
+            q = q.contiguous()
+        parts = max(1, min(threads // math.gcd(threads, kv_heads), m // _BLOCK))
+        width = -(-m // (64 * parts)) * 64
+        out = torch.empty(kv_heads, group, n, dim, dtype=q.dtype)
+        lse = torch.empty(kv_heads, group, n)
+        mass = torch.empty(kv_heads, group, m) if window else None
+        scratch = torch.empty(kv_heads * parts * self._extend_words(group * n, width, dim))
+        self._extend(
+            *(tensor.data_ptr() for tensor in (q, k, v, out, lse)),
+            None if mass is None else mass.data_ptr(),
+            scratch.data_ptr(),
+            *(parts, width, kv_heads, group, n, m, dim),
+            *(stride for tensor in (q, k, v) for stride in tensor.stride()[:2]),
+            window,
+            scale,
+        )
+        return out, lse, mass
 
     def attention_mass(self, q: Tensor, k: Tensor, lse: Tensor, *, scale: float) -> Tensor:
         """See :func:`tenure.kernels.reference.attention_mass`; strides as in :meth:`attend`."""

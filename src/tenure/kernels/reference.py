@@ -88,7 +88,9 @@ def attend_weighted(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, *, scale: flo
     return out.to(q.dtype), logits.logsumexp(-1)
 
 
-def extend(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
+def extend(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int = 0
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Attention of the newest tokens over a segment that ends with them: query ``i`` sees keys ``0 .. m - n + i``.
 
     Args:
@@ -96,11 +98,13 @@ def extend(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> tuple[Tensor, Te
         k: ``[G, m, D]``, ``m >= n``, the queries' own keys last.
         v: ``[G, m, D]``.
         scale: factor on the logits.
+        window: queries whose mass is wanted.
 
     Returns:
-        Output ``[G, g, n, D]`` and log-sum-exp ``[G, g, n]``, as :func:`attend`.
+        Output ``[G, g, n, D]`` and log-sum-exp ``[G, g, n]``, as :func:`attend`, and the :func:`attention_mass` of
+        the last ``window`` queries where the kernel has it at hand, else None.
     """
-    return in_two_calls(attend, q, k, v, scale)
+    return *in_two_calls(attend, q, k, v, scale), None
 
 
 def in_two_calls(attend: Attend, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:

@@ -5,8 +5,8 @@ one product, gate and up projections another; the joined weight replaces the par
 views of it, so nothing is stored twice and the stock forward still works on the same numbers (not with int8, where
 the parts are given up).
 
-A forward of a few tokens, one a session, is decoding: it is bound by memory, and runs on the native kernels in fp32
-where they can be had.
+A forward of a few tokens, most often one a session, is bound by memory: it runs on the native kernels, with
+activations in fp32, where they can be had.
 """
 
 from __future__ import annotations
@@ -76,9 +76,8 @@ class FusedDecoder:
         """Logits ``[len(logit_rows), vocabulary]`` fp32 of token ids ``[T]``."""
         kernels = self._native
         singles = None if kernels is None else Singles.of(work, kernels, self._heads)
-        decodes = singles is not None and len(singles.work) == len(work.work)
-        if kernels is not None and singles is not None and decodes and len(ids) <= self._few_tokens:
-            hidden = self._few(kernels, ids, singles)[logit_rows]
+        if kernels is not None and len(ids) <= self._few_tokens:
+            hidden = self._few(kernels, ids, work, singles)[logit_rows]
             out = torch.empty(len(hidden), self._logits.outputs)
             return self._logits.few(kernels, hidden, out) if len(hidden) else out
         hidden = self._many(ids, work, singles)[logit_rows]
@@ -101,7 +100,9 @@ class FusedDecoder:
             del gate, up, qkv, q, k, v, attended, x  # else they would stand beside those of the next layer
         return self._rms(hidden, self._norm)
 
-    def _few(self, kernels: Native, ids: Tensor, singles: Singles) -> Tensor:
+    def _few(self, kernels: Native, ids: Tensor, work: Forward, singles: Singles | None) -> Tensor:
+        decodes = singles is not None and len(singles.work) == len(work.work)
+        dtype = self._embed.weight.dtype
         hidden = self._embed(ids).float()
         tokens = len(hidden)
         heads, kv_heads, dim = self._heads, self._kv_heads, self._head_dim
@@ -119,7 +120,11 @@ class FusedDecoder:
                         (layer.k_norm, token[heads : heads + kv_heads]),
                     ):
                         kernels.rms_norm(part, self._in_fp32(norm), part, self._eps)
-            singles.attend(index, qkv, attended)
+            if decodes and singles is not None:
+                singles.attend(index, qkv, attended)
+            else:
+                q, k, v = torch.split(qkv.to(dtype).transpose(0, 1), [heads, kv_heads, kv_heads])
+                attended = work.attend(index, q, k, v, singles).float()
             layer.out.few(kernels, attended.view(tokens, -1), hidden, add=True)
             kernels.rms_norm(hidden, self._in_fp32(layer.mlp_norm), x, self._eps)
             layer.gate_up.few(kernels, x, gated, gated=True)

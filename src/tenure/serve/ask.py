@@ -184,10 +184,15 @@ def result_order(messages: Sequence[Mapping[str, Any]]) -> list[int]:
         stop = place
         while stop < len(order) and messages[stop].get("role") == "tool":
             stop += 1
-        ranks = {call.get("id"): rank for rank, call in enumerate(calls) if isinstance(call, Mapping)}
-        if stop - place > 1 and all(one.get("tool_call_id") in ranks for one in messages[place:stop]):
+        ranks = {
+            call["id"]: rank
+            for rank, call in enumerate(calls)
+            if isinstance(call, Mapping) and isinstance(call.get("id"), str)
+        }
+        answered = [one.get("tool_call_id") for one in messages[place:stop]]
+        if all(isinstance(call, str) and call in ranks for call in answered):
             order[place:stop] = sorted(
-                order[place:stop], key=lambda number: ranks[messages[number]["tool_call_id"]]
+                order[place:stop], key=lambda number: ranks[str(answered[number - place])]
             )
         place = max(place, stop)
     return order
