@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from tenure.cache.attend import Forward
+from tenure.cache.attend import Singles
 from tenure.engine import Engine
 from tenure.ledger import Ledger
 from tenure.memory import Memory
@@ -69,7 +69,7 @@ def _places(engine: Engine) -> list[tuple[Any, str, str]]:
     return [
         (Projection, "__call__", "linear layers"),
         (Projection, "few", "linear layers"),
-        (Forward, "step", "attention"),
+        (Singles, "attend", "attention"),
         (kernels, "rotate", "rotation"),
         (kernels, "attend", "attention"),
         (kernels, "extend", "attention"),
