@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tenure.policies import POLICIES
-from tests.conftest import random_ids, stock_logits
+from tests.conftest import random_ids, stock_logits, tiny_model
 from tests.reference import MaskedReference
 
 FAMILIES = ("llama", "qwen2", "qwen3")
@@ -147,3 +147,34 @@ def test_500_renumbers_leave_the_error_of_one(models, dtype):
     assert errors[-1] <= 2 * errors[0] + 1e-12
     if dtype == torch.float32:
         assert errors[-1] <= 1e-4
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("prompt", [3, 17, 40])
+def test_a_bf16_prompt_beside_streams(family, prompt):
+    """Few tokens run on kernels of their own, near the stock model in fp32."""
+    import copy
+
+    from tenure import Engine
+
+    wide = {"hidden_size": 256, **({"head_dim": 64} if family == "qwen3" else {})}
+    exact = tiny_model(family, **wide)
+    with torch.no_grad():
+        for parameter in exact.parameters():
+            parameter.copy_(parameter.bfloat16())
+    engine = Engine(copy.deepcopy(exact).to(torch.bfloat16))
+    texts = [random_ids(count, seed=count) for count in (300, 60, 400)]
+    sessions = [engine.session(policy="h2o", budget=512, chunk=256) for _ in texts]
+    for session, ids in zip(sessions[:2], texts[:2], strict=True):
+        session.append_ids(ids[:-4])
+    reader = sessions[2]
+    reader.append_ids(texts[2][: -4 * prompt])
+    for step in range(4):
+        for session, ids in zip(sessions[:2], texts[:2], strict=True):
+            session.queue_ids(ids[step - 4 :][:1])
+        reader.queue_ids(texts[2][len(texts[2]) + (step - 4) * prompt :][:prompt])
+        assert engine.step(sessions) == 2 + prompt
+    for session, ids in zip(sessions, texts, strict=True):
+        want = stock_logits(exact, ids)[-1]
+        assert list(session.memory.ids) == ids
+        assert (session.logits - want).norm() <= 0.03 * want.norm()

@@ -12,7 +12,7 @@ import functools
 import torch
 from torch import Tensor
 
-from tenure.kernels.native import MAX_ROWS, Native, native
+from tenure.kernels.native import MAX_ROWS, Native, has_tiles, native
 from tenure.kernels.reference import in_two_calls, merge, rotate
 
 __all__ = ["attend", "attend_weighted", "attention_mass", "decode", "extend", "merge", "rotate"]
@@ -50,8 +50,7 @@ def extend(
 @functools.cache
 def _vector_products() -> Native | None:
     """Our kernels, where torch's would not use bf16 products."""
-    known = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    return None if known.get("amx_bf16") else native()
+    return None if has_tiles() else native()
 
 
 def decode(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -32,7 +32,10 @@ MAX_TOKENS = 8
 """Tokens up to which products on plain loops beat a matrix product."""
 
 MAX_ROWS = 64
-"""The same of products on bf16 vectors."""
+"""The same of products on bf16 vectors, where torch has them on vectors too."""
+
+_TILED_ROWS = 16
+"""The same where torch's products run on tiles (AMX): a guess, no such machine was at hand."""
 
 _SINGLE = 3
 """Tokens up to which reading the weights is all that counts, so that activations may as well stay fp32."""
@@ -319,7 +322,9 @@ class Native:
 
     def few(self, dtype: torch.dtype) -> int:
         """Tokens up to which products with a weight of this dtype are faster here than torch's."""
-        return MAX_ROWS if dtype == torch.bfloat16 and self._widest else MAX_TOKENS
+        if dtype != torch.bfloat16 or not self._widest:
+            return MAX_TOKENS
+        return _TILED_ROWS if has_tiles() else MAX_ROWS
 
     @property
     def has_products(self) -> bool:
@@ -416,6 +421,11 @@ class Native:
         return out, lse
 
 
+def has_tiles() -> bool:
+    """Whether torch's bf16 products run on tiles (AMX)."""
+    return bool(_capabilities().get("amx_bf16"))
+
+
 @functools.cache
 def native() -> Native | None:
     """The kernels, built if need be; None where they cannot be had."""
@@ -465,5 +475,9 @@ def _build(compiler: str) -> Path:
 
 def _machine() -> str:
     """What ``-march=native`` hangs on."""
-    known = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    return f"{platform.machine()} {sorted(known.items(), key=str)}"
+    return f"{platform.machine()} {sorted(_capabilities().items(), key=str)}"
+
+
+@functools.cache
+def _capabilities() -> dict[str, object]:
+    return dict(torch.cpu.get_capabilities()) if hasattr(torch.cpu, "get_capabilities") else {}

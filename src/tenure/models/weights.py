@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tenure.kernels.native import MAX_ROWS, Native, native
+from tenure.kernels.native import Native, native
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,10 @@ class Projection:
     def __call__(self, x: Tensor) -> Tensor:
         """Apply to ``[tokens, width]`` in the model's dtype. int8 is unpacked for the length of the product."""
         weight = self.weight
-        if len(x) <= MAX_ROWS and weight.dtype == torch.bfloat16 and weight.device.type == "cpu":
-            kernels = native()
-            if kernels is not None and kernels.has_products:
-                out = torch.empty(len(x), self.outputs)
-                return kernels.linear_rows(weight, x.contiguous(), out, bias=self._bias).to(x.dtype)
+        kernels = native() if weight.dtype == torch.bfloat16 and weight.device.type == "cpu" else None
+        if kernels is not None and kernels.has_products and len(x) <= kernels.few(weight.dtype):
+            out = torch.empty(len(x), self.outputs)
+            return kernels.linear_rows(weight, x.contiguous(), out, bias=self._bias).to(x.dtype)
         if self.scale is not None:
             weight = torch.mul(weight, self.scale.to(x.dtype)[:, None])
         return functional.linear(x, weight, self.bias)
