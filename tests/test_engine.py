@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tenure import Engine, SessionConfig
-from tenure.cache.attend import Forward
+from tenure.cache.attend import Forward, Singles
 from tenure.config import EngineConfig
 from tenure.engine import compute_dtype
 from tenure.errors import ConfigError, ModelError
@@ -221,11 +221,12 @@ class Breaker:
 
     def __init__(self, monkeypatch, error):
         self.error, self.forward, self.layer, self.seen = error, None, 0, -1
-        for name, place in (("attend", 0), ("step", 1)):
-            original = getattr(Forward, name)
+        self.inside = False
+        for kind in (Forward, Singles):
 
-            def broken(this, *args, _original=original, _place=place):
-                layer = args[_place]
+            def broken(this, layer, *args, _original=kind.attend):
+                if self.inside:  # single tokens beside a text are a part of its forward
+                    return _original(this, layer, *args)
                 self.seen += layer == 0
                 if self.seen == self.forward and layer == self.layer:
                     self.forward = None
@@ -233,9 +234,13 @@ class Breaker:
                         signal.raise_signal(self.error)
                     else:
                         raise self.error("in the middle of a forward")
-                return _original(this, *args)
+                self.inside = True
+                try:
+                    return _original(this, layer, *args)
+                finally:
+                    self.inside = False
 
-            monkeypatch.setattr(Forward, name, broken)
+            monkeypatch.setattr(kind, "attend", broken)
 
     def arm(self, forward, layer):
         """Break at a layer of the coming forward number ``forward``."""
