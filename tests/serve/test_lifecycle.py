@@ -207,6 +207,19 @@ def test_an_edited_history_forks_and_the_old_one_stays():
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= left["usage"]["prompt_tokens"]
 
 
+def test_sessions_are_stored_between_turns_only_where_they_outlive_the_server(tmp_path):
+    for state, stored in ((None, False), (tmp_path, True)):
+        with serving(resident=3, state=state) as live, httpx.Client(base_url=live.url, timeout=30) as http:
+            ask(http, [user("The brown fox.")], session_id="a")
+            until = time.monotonic() + 5
+            while http.get("/v1/sessions/a").json()["saved"] != stored:
+                assert time.monotonic() < until
+            time.sleep(0.2)
+            assert http.get("/v1/sessions/a").json()["saved"] is stored
+            assert http.post("/v1/sessions/a/park").json()["state"] == "parked"
+            assert http.post("/v1/sessions/a/restore").json()["state"] == "idle"
+
+
 def test_forks_and_deletes_over_http():
     with serving(resident=3) as live, httpx.Client(base_url=live.url, timeout=30) as http:
         ask(http, [user("The brown fox. " * 10)], session_id="a")

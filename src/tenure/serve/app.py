@@ -77,10 +77,11 @@ def create_app(
     traces = Traces.exporting(engine.name) if config.traces else None
     own = TemporaryDirectory(prefix="tenure-") if config.state is None else None
     folder = Path(own.name if own is not None else str(config.state))
+    durable = own is None or parking is not None
     parking = parking or FileParking(engine, folder / "sessions")
     responded = Responded(None if own is not None else folder / "responses")
     store = Store(engine, config, parking, bus, slots_of(engine, config))
-    worker = Worker(engine, config, store, bus)
+    worker = Worker(engine, config, store, bus, durable=durable)
     runner = Runner(engine, config, worker)
     server = Server(engine, config, bus, store, worker, runner, responded, time.time())
 

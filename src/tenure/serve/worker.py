@@ -42,14 +42,18 @@ class Worker(threading.Thread):
         config: of the server.
         store: of its sessions.
         bus: told of every turn and every step.
+        durable: sessions outlive the server, so what has changed is stored while nobody waits, and at the end.
     """
 
-    def __init__(self, engine: Engine, config: ServeConfig, store: Store, bus: Bus) -> None:
+    def __init__(
+        self, engine: Engine, config: ServeConfig, store: Store, bus: Bus, *, durable: bool = True
+    ) -> None:
         super().__init__(name="tenure-engine", daemon=True)
         self.engine = engine
         self.config = config
         self.store = store
         self.bus = bus
+        self.durable = durable
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._incoming: deque[Job] = deque()
         self._jobs: list[Job] = []
@@ -160,7 +164,7 @@ class Worker(threading.Thread):
         """Store what has changed, one session at a time: at once while nobody waits, else when it has waited long."""
         due = [held for held in self.store if held.dirty and not held.busy and not held.temporary]
         due = [held for held in due if held.session is not None]
-        if not due:
+        if not due or not self.durable:
             return
         held = min(due, key=lambda held: held.used)
         if self._runs and time.time() - held.used < self.config.save_within:
@@ -175,7 +179,7 @@ class Worker(threading.Thread):
         return 0.05 if self._jobs else None
 
     def _unsaved(self) -> bool:
-        return any(held.dirty and not held.busy for held in self.store)
+        return self.durable and any(held.dirty and not held.busy for held in self.store)
 
     def _run_calls(self) -> None:
         for _ in range(_CALLS):
@@ -457,7 +461,7 @@ class Worker(threading.Thread):
         for run in list(self._runs):
             self._close(run, ApiError(503, "shutting_down", "the server is shutting down"))
         for held in self.store:
-            if held.session is None:
+            if held.session is None or not self.durable:
                 continue
             try:
                 self.store.park(held)
