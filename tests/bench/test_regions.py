@@ -11,6 +11,7 @@ import pytest
 
 from tenure.bench import regions as bench
 from tenure.bench import regions_summary as summary
+from tenure.bench import report
 from tenure.bench.regions_transcript import FACTS, REGIONS, transcript
 from tenure.errors import ConfigError
 from tenure.regions import infer_region
@@ -86,7 +87,24 @@ def test_a_run_its_resumption_and_its_summary(engines, tmp_path) -> None:
     assert set(whole["arms"]["memdecay"]) >= {"facts", "wall_s", "interval", "against_h2o"}
     assert whole["seeds"] == [1, 2]
     summary.draw(tmp_path, more, tmp_path / "plots", notes.append)
-    assert (tmp_path / "plots" / "tiny-900.svg").stat().st_size > 1000
+    assert (tmp_path / "plots" / "regions-tiny-900.svg").stat().st_size > 1000
+
+
+def test_the_report_shows_summaries_and_the_pooled_test(engines, tmp_path) -> None:
+    engine, notes, config = chat_engine(engines), [], config_of(arms=("none", "h2o", "memdecay"))
+    folder = tmp_path / "results" / "regions"
+    bench.run(config, folder, notes.append, load=lambda name: engine)
+    summary.summarise(folder, config)
+    written = report.write(tmp_path / "results", tmp_path / "page.md", tmp_path / "img")
+    assert tmp_path / "img" / "regions-tiny-900.svg" in written
+    page = (tmp_path / "page.md").read_text()
+    assert page.count("### tiny, 900 tokens, budget 50.0%, 2 transcripts") == 1
+    assert "### tiny, all lengths and budgets together, over h2o" in page
+    stored = json.loads(bench.summary_file(folder, "tiny", 900, 0.5).read_text())
+    facts = stored["arms"]["memdecay"]["facts"]
+    found = sum(right for right, _ in facts.values())
+    assert f"| memdecay | {found} of 48 | {facts['system'][0]} of 6 |" in page
+    assert "runs/" not in page, "single transcripts are not shown"
 
 
 def test_the_full_cache_is_played_once_for_all_budgets(engines, tmp_path) -> None:

@@ -164,7 +164,8 @@ def draw(folder: Path, config: RegionsConfig, out: Path, note: Callable[[str], N
                 _panel(axes, arms, one["arms"])
                 axes.set_title(f"budget {budget:.1%}")
             figure.suptitle(f"facts found by region, {model}, {length:,} tokens")
-            path = out / f"{summary_file(folder, model, length, shown[0][0]).stem.rsplit('-', 1)[0]}.svg"
+            stem = summary_file(folder, model, length, shown[0][0]).stem.rsplit("-", 1)[0]
+            path = out / f"regions-{stem}.svg"
             path.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(path)
             note(str(path))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tenure.bench import regions_page as regions
 from tenure.bench.longsession.page import length_table, planner_table, run_section
 from tenure.bench.longsession.plots import draw
 from tenure.bench.longsession.series import Result
@@ -45,6 +46,8 @@ def load(folder: Path) -> tuple[list[Result], list[dict[str, Any]], list[tuple[P
             raise ConfigError("no result of a benchmark", option=str(path), way_out="Remove it")
         if found["bench"] == "ruler" and not ruler.is_summary(found):
             continue  # a single prompt
+        if found["bench"] == "regions" and not (regions.is_summary(found) or "pooled" in found):
+            continue  # a single transcript
         if found["bench"] != "longsession":
             others.append((path.relative_to(folder), found))
         elif "seeds" in found:
@@ -86,7 +89,17 @@ def write(results: Path, page: Path, images: Path) -> list[Path]:
         text += [f"![{title}]({_link(picture, page)})\n" for title, picture in drawn.items()]
         text += [f"{_machine(found)}\n" for _, found in others if found["bench"] == "ruler"]
         text.append(ruler.section(models))
-    others = [(path, found) for path, found in others if found["bench"] != "ruler"]
+    settings = [(path, found) for path, found in others if found["bench"] == "regions" and "arms" in found]
+    if settings:
+        drawn = regions.draw(results / settings[0][0].parent, [found for _, found in settings], images)
+        pictures |= drawn
+        pooled = next(
+            (found for _, found in others if found["bench"] == "regions" and "pooled" in found), None
+        )
+        text.append("## Facts by region\n")
+        text += [f"![{title}]({_link(picture, page)})\n" for title, picture in drawn.items()]
+        text.append(regions.section([found for _, found in settings], pooled, _machine))
+    others = [(path, found) for path, found in others if found["bench"] not in ("ruler", "regions")]
     for name in sorted({found["bench"] for _, found in others}):
         text.append(f"## {name.capitalize()}\n")
         text += [_other(path, found) for path, found in others if found["bench"] == name]
