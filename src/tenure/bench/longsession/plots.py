@@ -105,7 +105,11 @@ def _ablation(result: Result, axes: Axes) -> None:
         low, high = arm["checks_bootstrap95"] or arm["checks_wilson95"]
         error = [[max(0.0, share - low)], [max(0.0, high - share)]]
         axes.bar(place, share, 0.7, color=_COLOURS[name], yerr=error, capsize=4, ecolor="#333333")
-        axes.annotate(f"{share:.0%}", (place, 0.02), ha="center", color="white", fontweight="bold")
+        # Beside the bar's foot where the bar is too short for it: the error bar stands in the middle.
+        at, side, colour = (
+            ((place, 0.02), "center", "white") if share > 0.1 else ((place + 0.06, 0.02), "left", "black")
+        )
+        axes.annotate(f"{share:.0%}", at, ha=side, color=colour, fontweight="bold")
     if "none" in arms:
         control = arms["none"]["checks_passed"] / arms["none"]["checks_total"]
         axes.axhline(control, color=_COLOURS["none"], linestyle="--", linewidth=1)
