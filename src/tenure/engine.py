@@ -24,6 +24,7 @@ from tenure.errors import ConfigError, ModelError
 from tenure.fingerprint import Fingerprint, fingerprint, weights_digest
 from tenure.interrupt import uninterrupted
 from tenure.kernels import kernels_for
+from tenure.kernels.build import capabilities
 from tenure.kernels.threads import give_up_helpers
 from tenure.memory import Device
 from tenure.models.adapter import Adapter
@@ -369,5 +370,5 @@ def compute_dtype(name: str, device: torch.device) -> torch.dtype:
         return _DTYPES[name]
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    known = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    known = capabilities()
     return torch.bfloat16 if known.get("avx512_bf16") or known.get("amx_bf16") else torch.float32

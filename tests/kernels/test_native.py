@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tenure.kernels import reference
-from tenure.kernels.native import MAX_TOKENS, Step, native
+from tenure.kernels.native import MAX_TOKENS, Step, Steps, native
 from tenure.models.weights import Projection
 
 pytestmark = pytest.mark.skipif(native() is None, reason="no C compiler")
@@ -108,7 +108,7 @@ class Sessions:
     def attend(self, layer, others=()):
         heads = self.kv_heads * self.group
         out = torch.full((len(self.steps), heads, self.qkv.shape[-1]), math.nan)
-        steps = native().steps(self.steps, heads)
+        steps = Steps(self.steps, heads)
         native().attention(steps, layer, self.qkv, out, scale=0.3, others=others)
         return out
 
@@ -180,7 +180,7 @@ def test_attention_without_mass():
     slab = tuple(torch.zeros(1, 1, 4, 8) for _ in range(3))
     out = torch.full((1, 2, 8), math.nan)
     qkv = numbers(1, 4, 8)
-    steps = native().steps([Step(slab, 0, torch.ones(4), torch.zeros(4))], 2)
+    steps = Steps([Step(slab, 0, torch.ones(4), torch.zeros(4))], 2)
     native().attention(steps, 0, qkv, out, scale=1.0)
     near(out[0], qkv[0, 3].expand(2, 8))
 

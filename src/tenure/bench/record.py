@@ -13,10 +13,12 @@ from typing import Any
 import psutil
 import torch
 
+from tenure.kernels.build import capabilities
+
 
 def machine() -> dict[str, Any]:
     """The hardware and the versions that a number hangs on."""
-    known = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    known = capabilities()
     return {
         "cpu": known.get("cpu_name") or platform.processor() or platform.machine(),
         "bf16": "amx" if known.get("amx_bf16") else "avx512" if known.get("avx512_bf16") else "none",

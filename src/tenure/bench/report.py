@@ -89,7 +89,9 @@ def write(results: Path, page: Path, images: Path) -> list[Path]:
         text += [f"![{title}]({_link(picture, page)})\n" for title, picture in drawn.items()]
         text += [f"{_machine(found)}\n" for _, found in others if found["bench"] == "ruler"]
         text.append(ruler.section(models))
-    settings = [(path, found) for path, found in others if found["bench"] == "regions" and "arms" in found]
+    settings = [
+        (path, found) for path, found in others if found["bench"] == "regions" and regions.is_summary(found)
+    ]
     if settings:
         drawn = regions.draw(results / settings[0][0].parent, [found for _, found in settings], images)
         pictures |= drawn

@@ -17,7 +17,7 @@ from tenure.cache.ragged import RaggedSegment
 from tenure.cache.rows import RowSegment
 from tenure.errors import IntegrityError
 from tenure.kernels import Kernels
-from tenure.kernels.native import Native, Step
+from tenure.kernels.native import Native, Step, Steps
 
 Watch = Callable[[int, Tensor, Tensor], None]
 """Told of each layer's unrotated queries ``[H, new, D]`` and their log-sum-exp ``[G, g, new]`` over all keys."""
@@ -169,7 +169,7 @@ class Singles:
         self.work = tuple(work)
         self._forward = forward
         self._native = native
-        self._steps = native.steps([self._step(one) for one in work], heads)
+        self._steps = Steps([self._step(one) for one in work], heads)
 
     @classmethod
     def of(cls, forward: Forward, native: Native, heads: int) -> Singles | None:

@@ -12,7 +12,8 @@ import functools
 import torch
 from torch import Tensor
 
-from tenure.kernels.native import MAX_ROWS, Native, has_tiles, native
+from tenure.kernels.build import has_tiles
+from tenure.kernels.native import MAX_ROWS, Native, native
 from tenure.kernels.reference import in_two_calls, merge, rotate
 
 __all__ = ["attend", "attend_weighted", "attention_mass", "decode", "extend", "merge", "rotate"]

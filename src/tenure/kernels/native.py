@@ -12,21 +12,16 @@ import ctypes
 import functools
 import math
 import os
-import platform
 import shutil
 import subprocess
-import tempfile
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from tenure.kernels.threads import openmp
-from tenure.paths import cache_folder
+from tenure.kernels.build import build, has_tiles
 
 MAX_TOKENS = 8
 """Tokens up to which products on plain loops beat a matrix product."""
@@ -40,12 +35,10 @@ _TILED_ROWS = 16
 _SINGLE = 3
 """Tokens up to which reading the weights is all that counts, so that activations may as well stay fp32."""
 
-_SOURCES = tuple(Path(__file__).with_name(name) for name in ("native.c", "flash.c"))
 _BLOCK = 256
 """Keys of a step in ``flash.c``: packed keys are padded to it."""
 _PART = 64
 """Rows of a session that are worth a thread of their own."""
-_FLAGS = ("-O3", "-march=native", "-ffast-math", "-fPIC", "-fopenmp")
 _NAMES = {torch.bfloat16: "bf16", torch.float32: "f32", torch.int8: "i8"}
 _pointer, _long, _int, _float = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
 
@@ -89,7 +82,12 @@ class _Step(ctypes.Structure):
 
 
 class Steps:
-    """What the attention kernel reads in every layer of one forward."""
+    """One forward's decode steps, for :meth:`Native.attention`.
+
+    Args:
+        steps: of each session, at least one; all slabs have the same layers, kv heads and width.
+        heads: query heads.
+    """
 
     def __init__(self, steps: Sequence[Step], heads: int) -> None:
         self._steps = tuple(steps)  # their tensors must stay
@@ -331,15 +329,6 @@ class Native:
         """Whether :meth:`attend` and :meth:`linear_rows` are there."""
         return bool(self._widest)
 
-    def steps(self, steps: Sequence[Step], heads: int) -> Steps:
-        """One forward's decode steps, for :meth:`attention`.
-
-        Args:
-            steps: of each session; all slabs have the same layers, kv heads and width.
-            heads: query heads.
-        """
-        return Steps(steps, heads)
-
     def attention(
         self,
         steps: Steps,
@@ -353,7 +342,7 @@ class Native:
         """Append one token of each session to a layer's slab and attend.
 
         Args:
-            steps: from :meth:`steps`.
+            steps: of this forward.
             layer: which layer.
             qkv: ``[sessions, heads + 2 kv_heads, D]`` fp32, unrotated.
             out: ``[sessions, heads, D]`` fp32.
@@ -421,11 +410,6 @@ class Native:
         return out, lse
 
 
-def has_tiles() -> bool:
-    """Whether torch's bf16 products run on tiles (AMX)."""
-    return bool(_capabilities().get("amx_bf16"))
-
-
 @functools.cache
 def native() -> Native | None:
     """The kernels, built if need be; None where they cannot be had."""
@@ -435,49 +419,7 @@ def native() -> Native | None:
     if compiler is None:
         return None
     try:
-        return Native(ctypes.CDLL(str(_build(compiler))))
+        return Native(ctypes.CDLL(str(build(compiler))))
     except (OSError, subprocess.SubprocessError, AttributeError) as error:
         warnings.warn(f"native kernels could not be built, decoding will be slower: {error}", stacklevel=2)
         return None
-
-
-def _build(compiler: str) -> Path:
-    shared = openmp() is not None
-    version = subprocess.run([compiler, "--version"], check=True, capture_output=True).stdout
-    key = blake2b(digest_size=12)
-    for part in (
-        *(source.read_bytes() for source in _SOURCES),
-        version,
-        " ".join(_FLAGS).encode(),
-        _machine().encode(),
-        str(shared).encode(),
-    ):
-        key.update(part)
-    target = cache_folder() / "native" / f"{key.hexdigest()}.so"
-    if target.exists():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        built = Path(folder, "native.so")
-        objects = [Path(folder, source.stem + ".o") for source in _SOURCES]
-        commands = [
-            [compiler, *_FLAGS, "-c", str(source), "-o", str(made)]
-            for source, made in zip(_SOURCES, objects, strict=True)
-        ]
-        # Left out at the link, OpenMP's symbols are torch's own: one pool of threads instead of two.
-        linked = [] if shared else ["-fopenmp"]
-        commands.append([compiler, "-shared", *map(str, objects), "-o", str(built), "-lm", *linked])
-        for command in commands:
-            subprocess.run(command, check=True, capture_output=True, timeout=120)
-        built.replace(target)
-    return target
-
-
-def _machine() -> str:
-    """What ``-march=native`` hangs on."""
-    return f"{platform.machine()} {sorted(_capabilities().items(), key=str)}"
-
-
-@functools.cache
-def _capabilities() -> dict[str, object]:
-    return dict(torch.cpu.get_capabilities()) if hasattr(torch.cpu, "get_capabilities") else {}

@@ -19,6 +19,7 @@ import torch
 from tenure.bench.peers import script as scripts
 from tenure.engine import compute_dtype
 from tenure.errors import ConfigError, DownloadError
+from tenure.kernels.build import capabilities
 from tenure.models.sources import gguf_file, resolve
 from tenure.paths import cache_folder
 
@@ -52,7 +53,7 @@ class Peer:
 
 def _cmake() -> str:
     """llama.cpp for this CPU without AMX, whose code crashes as gcc 12 builds it."""
-    known = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    known = capabilities()
     flags = {
         "GGML_AVX": known.get("avx"),
         "GGML_AVX2": known.get("avx2"),
