@@ -163,6 +163,26 @@ def joint_with_start(template, messages):
     return joint(template, messages, prompt=True)
 
 
+@pytest.mark.parametrize("template", ["chatml", "tools", "reasoning", "headers"])
+def test_a_reply_goes_on_from_a_given_beginning(engines, template):
+    """The beginning is part of the assistant's message, and the turn's text is what comes behind it."""
+    session, alone = chat_session(engines, template), chat_session(engines, template)
+    session.queue([user("one")], reply=True, beginning="Two is")
+    turn = session.start_turn(max_tokens=3)
+    session.engine.step([session])
+    begun = joint_with_start(template, [user("one")])
+    words = session.engine.tokenizer.encode("Two is", add_special_tokens=False)
+    assert ids_of(session)[: len(begun) + len(words)] == [*begun, *words]
+    assert session.memory.last_span.role == "assistant"
+    while not turn.done:
+        session.engine.step([session])
+    turn.close()
+    assert not turn.text.startswith("Two is")
+    with pytest.raises(ConfigError, match="beginning"):
+        alone.queue([user("one")], beginning="Two is")
+    assert not alone.memory.waiting
+
+
 def test_rollback_inside_a_message_leaves_the_ones_before(engines):
     """Half a message stays as text; the history before it is known, so no second system text is written."""
     session = chat_session(engines)

@@ -66,13 +66,18 @@ class Session(SessionBase):
         self.engine.drain([self])
         return spans
 
-    def queue(self, messages: MessageLike | Iterable[MessageLike], *, reply: bool = False) -> list[Span]:
+    def queue(
+        self, messages: MessageLike | Iterable[MessageLike], *, reply: bool = False, beginning: str = ""
+    ) -> list[Span]:
         """Like :meth:`append`, but the tokens wait for the next step of the engine.
 
         Args:
             messages: see :meth:`append`.
             reply: put the template's generation prompt behind them.
+            beginning: of the reply, in given words; the turn's own text comes behind it.
         """
+        if beginning and not reply:
+            raise ConfigError("only a reply has a beginning", option="beginning", way_out="Give reply=True")
         self._idle()
         if isinstance(messages, (str, Mapping, Message)):
             messages = [messages]
@@ -92,6 +97,8 @@ class Session(SessionBase):
         places = places_of(pieces, len(self.memory.ids) + self.memory.waiting, before, transcript.snapshot())
         with uninterrupted():
             spans = self._enqueue(pieces, parsed, transcript, places)
+            if beginning and (span := self.memory.last_span) is not None:
+                self.memory.queue(transcript.encode(beginning), span)
         if self.planning is not None:
             self.planning.queued(self, spans, reply=reply)
         return spans

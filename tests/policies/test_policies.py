@@ -138,14 +138,23 @@ def naive_memdecay(options, slots, sinks, recent):
 
 
 def naive_rules(options, groups, budget):
-    """The slots with soft pins on system text and tool schemas, the first ones up to their share."""
+    """Soft pins on system text and tool schemas: texts that fit their share, or the beginning of the first."""
     most = int(options.get("rules", Auto.rules) * budget)
     found = []
     for slots in groups:
-        left, copies = most, []
+        texts = {}
         for slot in slots:
-            rule = slot["region"] in (0, 1) and slot["pin"] == 0 and left > 0
-            left -= rule
+            if slot["region"] in (0, 1) and slot["pin"] == 0:
+                texts.setdefault((slot["span"], slot["region"]), []).append(slot["logical"])
+        ruled = set()
+        for _, text in sorted(texts.items()):
+            if not ruled:
+                ruled |= set(text[:most])
+            elif len(ruled) + len(text) <= most:
+                ruled |= set(text)
+        copies = []
+        for slot in slots:
+            rule = slot["logical"] in ruled
             copies.append({**slot, "pin": 1 if rule else slot["pin"], "rule": rule})
         found.append(copies)
     return found

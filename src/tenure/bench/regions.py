@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tenure.bench import record
-from tenure.bench.regions_transcript import REGIONS, AgentTranscript, Fact, transcript
+from tenure.bench.regions_transcript import REGIONS, VERSION, AgentTranscript, Fact, transcript
 from tenure.engine import Engine
 from tenure.errors import ConfigError
 from tenure.policies.normalise import NORMALISATIONS
@@ -141,7 +141,7 @@ def run(
     for model, length, budget in cells(config):
         for seed in config.seeds:
             path = run_file(folder, model, length, budget, seed)
-            old = json.loads(path.read_text(encoding="utf-8"))["arms"] if resume and path.exists() else {}
+            old = (stored(path) or {}).get("arms", {}) if resume else {}
             same = (model, length, seed)
             if "none" in old:
                 full[same] = old["none"]
@@ -157,7 +157,16 @@ def run(
             if "none" in result["arms"]:
                 full[same] = result["arms"]["none"]
             setting = asdict(config) | {"model": model, "length": length, "budget": budget, "seed": seed}
+            setting["task_version"] = VERSION
             record.write(path, {"bench": "regions", **record.origin(), "config": setting, **result})
+
+
+def stored(path: Path) -> dict[str, Any] | None:
+    """What a file of :func:`run_file` holds; None if there is none, or one of another version of the task."""
+    if not path.exists():
+        return None
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found if found["config"].get("task_version") == VERSION else None
 
 
 def play_seed(
@@ -237,8 +246,9 @@ def ask(session: Session, facts: Sequence[Fact]) -> list[str]:
     for at in range(0, len(facts), most):
         forks = [session.fork() for _ in facts[at : at + most]]
         for fork, fact in zip(forks, facts[at:], strict=False):
-            fork.queue({"role": "user", "content": fact.question}, reply=True)
-        answers += session.engine.generate(forks, max_tokens=16, stop=("\n",))
+            question = {"role": "user", "content": fact.question}
+            fork.queue(question, reply=True, beginning=fact.beginning)
+        answers += session.engine.generate(forks, max_tokens=8, stop=("\n",))
         for fork in forks:
             fork.close()
     return answers

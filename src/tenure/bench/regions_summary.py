@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from tenure.bench import record
-from tenure.bench.regions import RegionsConfig, cells, run_file, summary_file, unpinned
-from tenure.bench.regions_transcript import REGIONS
+from tenure.bench.regions import RegionsConfig, cells, run_file, stored, summary_file, unpinned
+from tenure.bench.regions_transcript import REGIONS, VERSION
 from tenure.regions import Region
 
 Seeds = dict[int, dict[str, Any]]
@@ -27,9 +27,9 @@ def load(folder: Path, config: RegionsConfig, model: str, length: int, budget: f
     """The stored seeds of one setting."""
     found: Seeds = {}
     for seed in config.seeds:
-        path = run_file(folder, model, length, budget, seed)
-        if path.exists():
-            found[seed] = json.loads(path.read_text(encoding="utf-8"))
+        played = stored(run_file(folder, model, length, budget, seed))
+        if played is not None:
+            found[seed] = played
     return found
 
 
@@ -47,7 +47,13 @@ def summarise(folder: Path, config: RegionsConfig) -> dict[str, Any]:
             {
                 "bench": "regions",
                 **{key: first[key] for key in ("date", "commit", "machine") if key in first},
-                "config": {"model": model, "length": length, "budget": budget, "chunk": config.chunk},
+                "config": {
+                    "model": model,
+                    "length": length,
+                    "budget": budget,
+                    "chunk": config.chunk,
+                    "task_version": VERSION,
+                },
                 "seeds": sorted(seeds),
                 "tokens": [seeds[seed]["tokens"] for seed in sorted(seeds)],
                 "arms": {name: _arm(seeds, name) for name in _arms(seeds)},

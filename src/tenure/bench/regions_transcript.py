@@ -27,6 +27,10 @@ REGIONS: tuple[Region, ...] = (
 
 FACTS = 24
 
+VERSION = 2
+"""Of transcripts and questions; results of different versions are never put together. In the first one answers
+began as the model liked."""
+
 _NAMES = (
     *(
         "kestrel",
@@ -150,6 +154,11 @@ class Fact:
     def question(self) -> str:
         """What is asked."""
         return f"What is the code of {self.name}? Only the code."
+
+    @property
+    def beginning(self) -> str:
+        """How the answer begins, whatever the model would say first."""
+        return f"The code of {self.name} is"
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ _RULES = (list(Region).index(Region.SYSTEM), list(Region).index(Region.TOOLS))
 class Auto(MemDecay):
     """Pins, then the plan, then regions and attention: one order of all that is known about a slot. Our choice.
 
-    - System text and tool schemas are pinned softly, the first of them up to ``rules`` of the budget.
+    - System text and tool schemas are pinned softly, whole messages that fit ``rules`` of the budget.
     - Spans that the plan reads stay whole or go whole, nearest reader first, as in :class:`Foresight`.
     - The rest is ranked by the hybrid of :class:`MemDecay`.
 
@@ -74,6 +74,27 @@ class Auto(MemDecay):
         rules = ((kind == _RULES[0]) | (kind == _RULES[1])) & (view.pin == 0)
         most = int(self.rules * view.budget)
         if int(rules.sum(1).max()) > most:
-            # The earliest stay: rules open a session, and a kept beginning reads better than scattered words.
-            rules = rules & (rules.cumsum(1) <= most)
+            rules = fitting(view.span, view.region, rules, most)
         return replace(view, pin=torch.where(rules, 1, view.pin))
+
+
+def fitting(span: Tensor, region: Tensor, slots: Tensor, most: int) -> Tensor:
+    """Slots of the texts that fit ``most`` slots together, earliest first, bool like ``slots``.
+
+    A text is what a message says in one region. One that does not fit is passed over, but for the first: a kept
+    beginning reads better than scattered words.
+
+    Args:
+        span: number of each slot's message, ``[groups, rows]``.
+        region: like ``span``.
+        slots: which slots count, bool.
+        most: slots of a group.
+    """
+    found = torch.zeros_like(slots)
+    texts = span * (int(region.max()) + 1) + region
+    for number in sorted(set(texts[slots].tolist())):
+        text = slots & (texts == number)
+        taken = found.sum(1, keepdim=True)
+        fits = (taken == 0) | (taken + text.sum(1, keepdim=True) <= most)
+        found |= text & fits & (text.cumsum(1) <= most)
+    return found
