@@ -12,21 +12,19 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tenure.serve.answers import Answers, brought_back, fail, session_of
 from tenure.serve.errors import ApiError, api_error
-from tenure.serve.events import Bus, Evicted, Queued, Refused, Stepped, TurnEnded, TurnStarted
+from tenure.serve.events import Bus, Queued, Stepped, TurnStarted
 from tenure.serve.held import Held
-from tenure.serve.jobs import Called, Failed, Finished, Job, Run, Started, Text
+from tenure.serve.jobs import Job, Run, Started
 from tenure.serve.pace import Pacer
 from tenure.serve.store import Place, Store, adopt, useful
-from tenure.tiers.archive import SpanArchive
 
 if TYPE_CHECKING:
     from tenure.engine import Engine
     from tenure.serve.config import ServeConfig
-    from tenure.session import Session
 
 _log = logging.getLogger("tenure.serve")
 _T = TypeVar("_T")
@@ -57,11 +55,9 @@ class Worker(threading.Thread):
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._incoming: deque[Job] = deque()
         self._jobs: list[Job] = []
-        self._runs: list[Run] = []
         self._wake = threading.Condition()
         self._refusing = False
-        self._freed = False
-        """Whether something has ended since requests that wait were tried."""
+        self._answers = Answers(store, bus)
         self._stopping: float | None = None
         self._pacer = Pacer(config.session.chunk, config.smooth)
 
@@ -125,6 +121,10 @@ class Worker(threading.Thread):
         """Answers under way."""
         return len(self._runs)
 
+    @property
+    def _runs(self) -> list[Run]:
+        return self._answers.runs
+
     # -- the loop --------------------------------------------------------------------------------
 
     def run(self) -> None:
@@ -146,7 +146,7 @@ class Worker(threading.Thread):
             except Exception as error:
                 _log.exception("the engine's thread failed on something; the answers under way end with it")
                 for run in list(self._runs):
-                    self._close(run, error)
+                    self._answers.close(run, error)
 
     def _round(self) -> bool:
         """One turn of the loop; True at the end."""
@@ -189,7 +189,7 @@ class Worker(threading.Thread):
                 function, future = self._calls.popleft()
             if not future.set_running_or_notify_cancel():
                 continue
-            self._freed = True
+            self._answers.freed = True
             try:
                 future.set_result(function())
             except Exception as error:
@@ -207,7 +207,7 @@ class Worker(threading.Thread):
         if not self._jobs:
             return
         now = time.monotonic()
-        freed, self._freed = self._freed, False
+        freed, self._answers.freed = self._answers.freed, False
         load = Counter(run.job.tenant for run in self._runs)
         for job in sorted(self._jobs, key=lambda job: (-job.priority, load[job.tenant], job.arrival)):
             if job.cancelled:
@@ -221,7 +221,7 @@ class Worker(threading.Thread):
                 started = len(self._runs) + job.n <= max(self.config.streams, job.n) and self._start(job)
             except Exception as error:
                 self._jobs.remove(job)
-                self._fail(job, error)
+                fail(self.bus, job, error)
                 continue
             if started:
                 self._jobs.remove(job)
@@ -229,7 +229,7 @@ class Worker(threading.Thread):
             elif now > job.deadline or self._stopping is not None:
                 self._jobs.remove(job)
                 code = "overloaded" if self._stopping is None else "shutting_down"
-                self._fail(job, ApiError(503, code, "there was no room in time", retry_after=5))
+                fail(self.bus, job, ApiError(503, code, "there was no room in time", retry_after=5))
 
     def _still_to_branch(self) -> int:
         """Sessions that requests for several answers will need yet."""
@@ -247,8 +247,8 @@ class Worker(threading.Thread):
         if held is None:
             return False
         try:
-            before = _brought_back(held)
-            keep = useful(_session(held), place.keep) if place.how == "branched" else len(held.tokens)
+            before = brought_back(held)
+            keep = useful(session_of(held), place.keep) if place.how == "branched" else len(held.tokens)
             cached = adopt(held, job, keep)
         except BaseException:
             if place.how != "continued":
@@ -260,7 +260,7 @@ class Worker(threading.Thread):
         held.key = job.key or held.key
         prompt = len(job.conversation.ids)
         queued = time.monotonic() - job.arrival
-        self._begin(job, held, 0, prompt, cached, before)
+        self._answers.begin(job, held, 0, prompt, cached, before)
         job.emit(Started(held.id, prompt, cached, queued, place.how, job.hints))
         self.bus.report(
             TurnStarted(
@@ -289,23 +289,11 @@ class Worker(threading.Thread):
         store.bring_back(held)
         return store.fork(held, session=job.session)
 
-    def _begin(self, job: Job, held: Held, index: int, prompt: int, cached: int, restored: int) -> None:
-        session = _session(held)
-        options = job.options
-        if index and options.seed is not None:
-            options = replace(options, seed=(options.seed + index) % 2**63)
-        turn = session.start_turn(options, calls=job.calls)
-        ledger = session.memory.ledger
-        run = Run(job, held, index, turn, prompt, cached, ledger.evicted_ever, restored, _losses(session))
-        held.run = run
-        job.runs.append(run)
-        self._runs.append(run)
-
     # -- one forward -----------------------------------------------------------------------------
 
     def _step(self) -> None:
         for run in [run for run in self._runs if run.job.cancelled]:
-            self._close(run)
+            self._answers.close(run)
         if not self._runs:
             return
         ready = [run for run in self._runs if run.turn.session.memory.waiting]
@@ -324,7 +312,7 @@ class Worker(threading.Thread):
         except Exception as error:
             _log.exception("a forward failed; %d answers end with it", len(self._runs))
             for run in list(self._runs):
-                self._close(run, error)
+                self._answers.close(run, error)
             return
         seconds = time.perf_counter() - begun
         prefill = sum(limits.values())
@@ -341,115 +329,7 @@ class Worker(threading.Thread):
         now = time.monotonic()
         for run in list(self._runs):
             if not run.closed:
-                self._hand_out(run, now)
-
-    def _hand_out(self, run: Run, now: float) -> None:
-        turn = run.turn
-        if run.index == 0 and len(run.job.runs) < run.job.n and (turn.ids or turn.done):
-            self._branch_out(run)
-        if len(turn.ids) > run.tokens:
-            run.tokens = len(turn.ids)
-            if run.last is None:
-                run.first = now - run.job.arrival
-            else:
-                run.gaps.append(now - run.last)
-            run.last = now
-        if run.closed:
-            return
-        if turn.done:
-            self._close(run, turn.error)
-        else:
-            self._emit_parts(run)
-
-    def _branch_out(self, run: Run) -> None:
-        """Begin the further answers of a request, now that their prompt has been read once."""
-        try:
-            for index in range(1, run.job.n):
-                held = self.store.fork(run.held, temporary=True)
-                session = _session(held)
-                session.memory.drop_backlog()  # the first answer's first token
-                self._begin(run.job, held, index, run.prompt_tokens, run.cached_tokens, _brought_back(held))
-        except Exception as error:
-            self._close(run, error)
-
-    def _emit_parts(self, run: Run, *, last: bool = False) -> None:
-        for part in run.turn.take_parts():
-            if isinstance(part, str):
-                self._emit_text(run, part)
-            else:
-                run.job.emit(Called(run.index, run.calls, part))
-                run.calls += 1
-        if last and run.turn.choices:
-            self._emit_text(run, "")
-
-    def _emit_text(self, run: Run, text: str) -> None:
-        choices, run.turn.choices = run.turn.choices, []
-        run.job.emit(Text(run.index, text, choices))
-
-    def _close(self, run: Run, error: Exception | None = None) -> None:
-        """End an answer in whatever way; the session is free afterwards."""
-        turn, held, job = run.turn, run.held, run.job
-        self._runs.remove(run)
-        self._freed = True
-        run.closed, held.run = True, None
-        held.used = time.time()
-        try:
-            turn.close()
-        except Exception as broken:
-            error = error or broken
-        held.turns += 1
-        held.dirty = True
-        session = _session(held)
-        reason = "error" if error is not None else str(turn.reason)
-        if reason == "stop" and turn.calls:
-            reason = "tool_calls"
-        self._report(run, session, reason)
-        if error is not None:
-            self._fail(job, error)
-        elif not job.cancelled:
-            self._emit_parts(run, last=True)
-            job.emit(Finished(run.index, reason, len(turn.ids), self._counters(run, session)))
-        if held.temporary:
-            self.store.delete(held)
-        if error is not None:
-            for other in [other for other in self._runs if other.job is job]:
-                self._close(other)
-
-    def _counters(self, run: Run, session: Session) -> dict[str, Any]:
-        ledger = session.memory.ledger
-        return {
-            "session_id": run.held.id,
-            "resident": ledger.rows,
-            "budget": session.config.budget,
-            "evicted": max(0, ledger.evicted_ever - run.evicted),
-            "restored": max(0, _brought_back(run.held) - run.restored),
-        }
-
-    def _report(self, run: Run, session: Session, reason: str) -> None:
-        who: dict[str, Any] = {"tenant": run.job.tenant, "session": run.held.id}
-        for why, slots in (_losses(session) - Counter(run.reasons)).items():
-            self.bus.report(Evicted(**who, slots=slots, reason=why))
-        self.bus.report(
-            TurnEnded(
-                **who,
-                request=run.job.id,
-                reason=reason,
-                prompt_tokens=run.prompt_tokens,
-                cached_tokens=run.cached_tokens,
-                completion_tokens=len(run.turn.ids),
-                first_token=run.first,
-                seconds=time.monotonic() - run.job.arrival,
-                gaps=tuple(run.gaps),
-            )
-        )
-
-    def _fail(self, job: Job, error: Exception) -> None:
-        refused = api_error(error)
-        if refused.status >= 500 and not isinstance(error, ApiError):
-            _log.error("request %s failed: %s", job.id, type(error).__name__, exc_info=error)
-        self.bus.report(Refused(tenant=job.tenant, status=refused.status, code=refused.code))
-        job.emit(Failed(refused))
-        job.cancelled = True
+                self._answers.hand_out(run, now)
 
     # -- the end ---------------------------------------------------------------------------------
 
@@ -459,7 +339,7 @@ class Worker(threading.Thread):
         if (self._runs or self._jobs) and not late:
             return False
         for run in list(self._runs):
-            self._close(run, ApiError(503, "shutting_down", "the server is shutting down"))
+            self._answers.close(run, ApiError(503, "shutting_down", "the server is shutting down"))
         for held in self.store:
             if held.session is None or not self.durable:
                 continue
@@ -472,22 +352,3 @@ class Worker(threading.Thread):
         for _, future in calls:
             future.cancel()
         return True
-
-
-def _session(held: Held) -> Session:
-    if held.session is None:
-        raise ApiError(500, "internal_error", "a parked session was used")
-    return held.session
-
-
-def _brought_back(held: Held) -> int:
-    """Spans that have come back to a session from the tiers since it is in memory."""
-    archive = _session(held).memory.archive
-    return int(archive.counters.to_json().get("hits", 0)) if isinstance(archive, SpanArchive) else 0
-
-
-def _losses(session: Session) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for span in session.memory.ledger.spans:
-        total.update(span.evicted)
-    return total
