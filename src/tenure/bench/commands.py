@@ -40,12 +40,19 @@ def speed(
     dtype: Annotated[str, typer.Option(help="auto, bf16, fp16 or fp32.")] = "auto",
     device: Annotated[str, typer.Option(help="A torch device.")] = "cpu",
     seed: Annotated[int, typer.Option(help="Of the token ids.")] = 0,
+    against_peers: Annotated[
+        bool, typer.Option("--peers", help="Instead the session of `tenure bench peers`.")
+    ] = False,
     record: Record = None,
     as_json: AsJson = False,
 ) -> None:
     """Filling and decoding against plain transformers, policy overhead, flatness of a long session."""
     from tenure.bench import speed as bench
     from tenure.errors import ConfigError
+
+    if against_peers:
+        _play_peers(model, budget=budget, seed=seed, record=record, as_json=as_json)
+        return
 
     wanted = tuple(part.strip() for part in parts.split(","))
     if unknown := set(wanted) - set(_PARTS.split(",")):
@@ -85,31 +92,27 @@ def peers(
     as_json: AsJson = False,
 ) -> None:
     """One agent session in Tenure, transformers, llama.cpp and vLLM, turn by turn. Makes their environments."""
-    if context.invoked_subcommand is not None:
-        return
+    if context.invoked_subcommand is None:
+        config = {
+            "turns": turns,
+            "tokens": tokens,
+            "write": write,
+            "budget": budget,
+            "threads": threads,
+            "seed": seed,
+        }
+        _play_peers(model, names, record=record, as_json=as_json, **config)
+
+
+def _play_peers(
+    model: str, names: str = _PEERS, *, record: Path | None, as_json: bool, **changes: int
+) -> None:
     from tenure.bench.peers import drive
 
+    config = {"turns": 50, "tokens": 2000, "write": 100, "budget": 2048, "threads": 2, "seed": 0} | changes
     console = Console(stderr=True)
     with console.status("preparing") as status:
-        result = drive.run(
-            model,
-            [name.strip() for name in names.split(",")],
-            turns=turns,
-            tokens=tokens,
-            write=write,
-            budget=budget,
-            threads=threads,
-            seed=seed,
-            note=status.update,
-        )
-    config = {
-        "turns": turns,
-        "tokens": tokens,
-        "write": write,
-        "budget": budget,
-        "threads": threads,
-        "seed": seed,
-    }
+        result = drive.run(model, [name.strip() for name in names.split(",")], note=status.update, **config)
     _finish("peers", config, result, record, as_json)
 
 

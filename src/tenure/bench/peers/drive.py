@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import venv
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from ctypes.util import find_library
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +43,8 @@ class Peer:
         remove: packages that keep it from being imported.
         cmake: build options.
         gguf: it reads the GGUF file.
+        preload: libraries that it is faster with, by name: of its environment or else of the system. Those that are
+            nowhere are left out.
     """
 
     name: str
@@ -49,6 +54,7 @@ class Peer:
     remove: tuple[str, ...] = ()
     cmake: str = ""
     gguf: bool = False
+    preload: tuple[str, ...] = ()
 
 
 def _cmake() -> str:
@@ -70,6 +76,12 @@ def _cmake() -> str:
 def peers() -> dict[str, Peer]:
     """All contenders by name."""
     llama = {"worker": "llamacpp_worker.py", "needs": _LLAMA, "gguf": True}
+    vllm = {
+        "worker": "vllm_worker.py",
+        "needs": _VLLM,
+        "remove": ("torchvision", "torchaudio", "torchcodec"),
+        "preload": ("tcmalloc_minimal", "iomp5"),
+    }
     found = (
         Peer("tenure", "tenure_worker.py"),
         Peer("tenure-int8", "tenure_worker.py", {"weights": "int8"}),
@@ -77,7 +89,8 @@ def peers() -> dict[str, Peer]:
         Peer("transformers-truncated", "transformers_worker.py", {"truncate": True}),
         Peer("llama.cpp-fa", options={"flash": True}, cmake=_cmake(), **llama),  # type: ignore[arg-type]
         Peer("llama.cpp", options={"flash": False}, cmake=_cmake(), **llama),  # type: ignore[arg-type]
-        Peer("vllm", "vllm_worker.py", needs=_VLLM, remove=("torchvision", "torchaudio", "torchcodec")),
+        Peer("vllm", options={"eager": True}, **vllm),  # type: ignore[arg-type]
+        Peer("vllm-compiled", options={"eager": False}, **vllm),  # type: ignore[arg-type]
     )
     return {peer.name: peer for peer in found}
 
@@ -119,6 +132,8 @@ class Worker:
     def __init__(self, peer: Peer, python: str, job: dict[str, Any]) -> None:
         self.peer = peer
         environment = {**os.environ, "OMP_NUM_THREADS": str(job["threads"]), "HF_HUB_OFFLINE": "1"}
+        if peer.preload:
+            environment["LD_PRELOAD"] = ":".join(_libraries(peer.preload, Path(python).parent.parent / "lib"))
         self._process = subprocess.Popen(
             [python, str(_HERE / peer.worker)],
             stdin=subprocess.PIPE,
@@ -126,6 +141,7 @@ class Worker:
             stderr=subprocess.DEVNULL,
             text=True,
             env=environment,
+            start_new_session=True,  # vLLM starts processes of its own, which have to end with it
         )
         self._say(job | {"options": peer.options})
         self._hear()
@@ -149,9 +165,23 @@ class Worker:
         return self._hear()
 
     def close(self) -> None:
-        """End the process."""
-        self._process.terminate()
-        self._process.wait(timeout=30)
+        """End the process and those it has started."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=10)
+
+
+def _libraries(names: Sequence[str], folder: Path) -> list[str]:
+    """Files to preload: from an environment's folder, or by the name that the system's linker finds."""
+    found = []
+    for name in names:
+        own = folder / f"lib{name}.so"
+        library = str(own) if own.exists() else find_library(name)
+        if library is not None:
+            found.append(library)
+    return found
 
 
 def run(
