@@ -8,10 +8,12 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
 from tenure.bench import regions as bench
 from tenure.bench import regions_summary as summary
 from tenure.bench import report
+from tenure.bench.calibration import transcripts
 from tenure.bench.regions_transcript import FACTS, REGIONS, transcript
 from tenure.errors import ConfigError
 from tenure.regions import infer_region
@@ -143,3 +145,15 @@ def test_pairs_are_transcripts() -> None:
 def test_options_are_checked(changes, word) -> None:
     with pytest.raises(ConfigError, match=word):
         config_of(**changes)
+
+
+def test_exported_transcripts_are_read_back_as_they_are_played(tmp_path, tiny_folder) -> None:
+    config = config_of(models=(str(tiny_folder),), lengths=(300,), seeds=(4, 5))
+    path = tmp_path / "talks.jsonl"
+    assert bench.export(config, path) == 2
+    tokenizer = AutoTokenizer.from_pretrained(tiny_folder)
+    for chat, seed in zip(transcripts.load(path), (4, 5), strict=True):
+        played = transcript(seed, 300, lambda text: len(tokenizer.encode(text, add_special_tokens=False)))
+        assert [(one.role, one.content, one.memory_region) for one in chat] == [
+            (one.role, one.content, one.memory_region) for one in played.messages
+        ]

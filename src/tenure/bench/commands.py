@@ -175,6 +175,13 @@ def regions(
         Path | None, typer.Option(help="Draw pictures into this folder.", show_default=False)
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Keep arms that are stored already.")] = False,
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            help="Play nothing, write the transcripts to this file for `tenure calibrate`.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Which regions of an agent's session still answer: 24 planted facts, paired arms, seeds and budgets."""
@@ -193,6 +200,9 @@ def regions(
         regions=None if table is None else str(table),
     )
     console = Console(stderr=True)
+    if export is not None:
+        typer.echo(f"{bench.export(config, export)} transcripts in {export}")
+        return
     with console.status("loading") as status:
         bench.run(config, folder, status.update, resume=resume)
         result = summary.summarise(folder, config)

@@ -19,6 +19,7 @@ from tenure.bench import record
 from tenure.bench.regions_transcript import REGIONS, VERSION, AgentTranscript, Fact, transcript
 from tenure.engine import Engine
 from tenure.errors import ConfigError
+from tenure.messages import Message
 from tenure.policies.normalise import NORMALISATIONS
 from tenure.regions import Region
 from tenure.session import Session
@@ -161,6 +162,35 @@ def run(
             record.write(path, {"bench": "regions", **record.origin(), "config": setting, **result})
 
 
+def export(config: RegionsConfig, path: Path) -> int:
+    """Write the transcripts of all lengths and seeds, a message list a line; returns how many.
+
+    Lengths are counted by the tokenizer of the first model.
+    """
+    from transformers import AutoTokenizer
+
+    from tenure.models.sources import resolve
+
+    tokenizer = AutoTokenizer.from_pretrained(resolve(config.models[0]).path)
+    lines = [
+        json.dumps([_marked(message) for message in transcript(seed, length, _counter(tokenizer)).messages])
+        for length in config.lengths
+        for seed in config.seeds
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return len(lines)
+
+
+def _marked(message: Message) -> dict[str, Any]:
+    region = {} if message.region is None else {"region": str(message.region)}
+    return message.as_chat() | region
+
+
+def _counter(tokenizer: Any) -> Callable[[str], int]:
+    return lambda text: len(tokenizer.encode(text, add_special_tokens=False))
+
+
 def stored(path: Path) -> dict[str, Any] | None:
     """What a file of :func:`run_file` holds; None if there is none, or one of another version of the task."""
     if not path.exists():
@@ -179,9 +209,7 @@ def play_seed(
     note: Note,
 ) -> dict[str, Any]:
     """All arms on one transcript."""
-    script = transcript(
-        seed, length, lambda text: len(engine.tokenizer.encode(text, add_special_tokens=False))
-    )
+    script = transcript(seed, length, _counter(engine.tokenizer))
     found: dict[str, Any] = {}
     tokens = _length(engine, script)
     slots = round(tokens * budget)
