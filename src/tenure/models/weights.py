@@ -44,15 +44,29 @@ class Projection:
         return self.weight.shape[0]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Apply to ``[tokens, width]`` in the model's dtype. int8 is unpacked for the length of the product."""
+        """Apply to ``[tokens, width]`` in the model's dtype. int8 is unpacked for the length of the product.
+
+        torch's bf16 product on CPUs compiles code for each number of tokens and keeps it, megabytes a number. So it gets
+        multiples of what our kernel does well, and the kernel the rest.
+        """
         weight = self.weight
-        kernels = native() if weight.dtype == torch.bfloat16 and weight.device.type == "cpu" else None
-        if kernels is not None and kernels.has_products and len(x) <= kernels.few(weight.dtype):
-            out = torch.empty(len(x), self.outputs)
-            return kernels.linear_rows(weight, x.contiguous(), out, bias=self._bias).to(x.dtype)
         if self.scale is not None:
             weight = torch.mul(weight, self.scale.to(x.dtype)[:, None])
-        return functional.linear(x, weight, self.bias)
+        kernels = native() if weight.dtype == torch.bfloat16 and weight.device.type == "cpu" else None
+        if kernels is None or not kernels.has_products:
+            return functional.linear(x, weight, self.bias)
+        few = kernels.few(weight.dtype)
+        most = len(x) - len(x) % few if len(x) > few else 0
+        if most == len(x):
+            return functional.linear(x, weight, self.bias)
+        out = x.new_empty(len(x), self.outputs)
+        if self.bias is None:
+            torch.mm(x[:most], weight.t(), out=out[:most])
+        else:
+            torch.addmm(self.bias, x[:most], weight.t(), out=out[:most])
+        rest = torch.empty(len(x) - most, self.outputs)
+        out[most:] = kernels.linear_rows(weight, x[most:].contiguous(), rest, bias=self._bias)
+        return out
 
     def few(
         self, kernels: Native, x: Tensor, out: Tensor, *, add: bool = False, gated: bool = False
