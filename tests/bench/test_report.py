@@ -108,3 +108,34 @@ def test_the_plot_option_of_a_run(tmp_path):
     sessions = [stored(seed, SQUARE) for seed in range(2)]
     drawn = draw([run(*sessions, name="one")], sessions, tmp_path)
     assert [path.name for path in drawn.values()] == ["ablation-one.png"]
+
+
+def test_half_lives_are_told_with_their_limits(tenure, tmp_path):
+    def row(**changes) -> dict:
+        told = {
+            "half_life": 30.8,
+            "low": 25.1,
+            "high": 40.3,
+            "n": 3609,
+            "deaths": 752,
+            "method": "exponential",
+        }
+        return told | changes
+
+    whole = {"half_life": 4096.0, "low": 4096.0, "high": 4096.0, "n": 735, "deaths": 0}
+    found = {
+        "bench": "calibration",
+        "date": "2026-01-01",
+        "commit": "def",
+        "machine": MACHINE,
+        "config": {"model": "m", "clock": "steps"},
+        "all": row(),
+        "regions": {"system": row(**whole), "scratchpad": row()},
+    }
+    write(tmp_path / "results", "calibration/m.json", found)
+    _, page = report(tenure, tmp_path)
+    text = page.read_text()
+    assert "| system | over 4,096 |  | 735 | 0% | exponential |" in text
+    assert "| scratchpad | 30.8 | 25.1 to 40.3 | 3,609 | 21% | exponential |" in text
+    assert "(img/half-lives-m.png)" in text
+    assert (tmp_path / "docs" / "img" / "half-lives-m.png").read_bytes().startswith(SIGNATURE)

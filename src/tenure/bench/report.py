@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tenure.bench import regions_page as regions
+from tenure.bench.calibration import page as calibration
 from tenure.bench.longsession.page import length_table, planner_table, run_section
 from tenure.bench.longsession.plots import draw
 from tenure.bench.longsession.series import Result
@@ -101,7 +102,18 @@ def write(results: Path, page: Path, images: Path) -> list[Path]:
         text.append("## Facts by region\n")
         text += [f"![{title}]({_link(picture, page)})\n" for title, picture in drawn.items()]
         text.append(regions.section([found for _, found in settings], pooled, _machine))
-    others = [(path, found) for path, found in others if found["bench"] not in ("ruler", "regions")]
+    for path, found in others:
+        if found["bench"] == "calibration":
+            picture = images / f"half-lives-{path.stem}.png"
+            calibration.draw(found, picture)
+            pictures[f"Half-lives, {path.stem}"] = picture
+            text += [
+                f"## Attention lifetimes, {path.stem}\n",
+                f"{_config(found['config'])}. {_machine(found)}\n",
+            ]
+            text += [f"![Half-lives by region]({_link(picture, page)})\n", calibration.section(found)]
+    shown = ("ruler", "regions", "calibration")
+    others = [(path, found) for path, found in others if found["bench"] not in shown]
     for name in sorted({found["bench"] for _, found in others}):
         text.append(f"## {name.capitalize()}\n")
         text += [_other(path, found) for path, found in others if found["bench"] == name]

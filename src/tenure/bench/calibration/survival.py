@@ -20,8 +20,8 @@ Bools = npt.NDArray[np.bool_]
 ENOUGH = 200
 """Tokens that a region needs for a half-life of its own; with fewer it is drawn towards that of all regions."""
 
-_LIMITS: dict[str, tuple[float, float]] = {"steps": (1.0, 4096.0), "turns": (0.5, 512.0)}
-_LIMITS["tokens"] = (STEP_TOKENS * _LIMITS["steps"][0], STEP_TOKENS * _LIMITS["steps"][1])
+LIMITS: dict[str, tuple[float, float]] = {"steps": (1.0, 4096.0), "turns": (0.5, 512.0)}
+LIMITS["tokens"] = (STEP_TOKENS * LIMITS["steps"][0], STEP_TOKENS * LIMITS["steps"][1])
 _MOST = 4000
 
 
@@ -121,7 +121,7 @@ def estimate(
             way_out="Give longer ones",
         )
     joined = tuple(np.concatenate([one[part] for one in arrays.values()]) for part in range(3))
-    low, high = _LIMITS[clock]
+    low, high = LIMITS[clock]
 
     def clamped(value: float) -> float:
         return min(max(value, low), high)
