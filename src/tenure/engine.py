@@ -22,6 +22,7 @@ from tenure.cache.rows import Layout
 from tenure.config import EngineConfig, SessionConfig
 from tenure.errors import ConfigError, ModelError
 from tenure.fingerprint import Fingerprint, fingerprint, weights_digest
+from tenure.heap import Heap
 from tenure.interrupt import uninterrupted
 from tenure.kernels import kernels_for
 from tenure.kernels.build import capabilities
@@ -71,6 +72,7 @@ class Engine:
         self.name = name
         self.tokenizer = tokenizer
         self._transcripts: dict[str, Transcript] = {}
+        self._heap = Heap()
         self._weights = weights_digest(model)  # of what was loaded: the adapter may give parts of it up
         self.adapter = Adapter.attach(model, executor=self.config.executor, weights=self.config.weights)
         self.tiers: TierStack | None = None
@@ -283,6 +285,7 @@ class Engine:
                 rows = len(ids) if every_logit else int(session.memory.waiting == len(ids))
                 session.advance(part, logits[offset : offset + rows])
                 offset += rows
+        self._heap.computed(start)
         return start
 
     def _forward(
