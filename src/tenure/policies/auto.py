@@ -21,7 +21,8 @@ _RULES = (list(Region).index(Region.SYSTEM), list(Region).index(Region.TOOLS))
 class Auto(MemDecay):
     """Pins, then the plan, then regions and attention: one order of all that is known about a slot. Our choice.
 
-    - System text and tool schemas are pinned softly, whole messages that fit ``rules`` of the budget.
+    - System text and tool schemas are pinned softly, whole texts that fit ``rules`` of the budget, or the beginning of a
+      first one that does not.
     - Spans that the plan reads stay whole or go whole, nearest reader first, as in :class:`Foresight`.
     - The rest is ranked by the hybrid of :class:`MemDecay`.
 
