@@ -11,26 +11,23 @@ from rich.console import Console
 from rich.table import Table
 
 from tenure.bench.longsession.command import longsession
+from tenure.bench.options import AsJson, Model, Record
+from tenure.bench.regions_command import regions
 from tenure.bench.ruler.command import FAMILIES, LENGTHS, MODES, RATIOS, ruler
 
 app = typer.Typer(no_args_is_help=True, help="Measure speed, and what sessions still answer.")
 
-Model = Annotated[
-    str, typer.Option(help="A name of `tenure models list`, a folder, a GGUF file or a hub id.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON, as the last line.")]
-Record = Annotated[
-    Path | None, typer.Option(help="Also write the result with machine and commit to this file.")
-]
 _PEERS = "tenure,transformers,transformers-truncated,llama.cpp-fa,llama.cpp,vllm"
 _PARTS = "fill,decode,policies,long"
 
 app.command()(longsession)
 app.command()(ruler)
+app.command()(regions)
 
 
 @app.command()
 def speed(
+    context: typer.Context,
     model: Model = "smollm2-135m",
     budget: Annotated[int, typer.Option(help="Slots of the session.")] = 2048,
     chunk: Annotated[int, typer.Option(help="Tokens a forward.")] = 2048,
@@ -47,12 +44,11 @@ def speed(
     as_json: AsJson = False,
 ) -> None:
     """Filling and decoding against plain transformers, policy overhead, flatness of a long session."""
+    if against_peers:
+        peers(context, model, budget=budget, seed=seed, record=record, as_json=as_json)
+        return
     from tenure.bench import speed as bench
     from tenure.errors import ConfigError
-
-    if against_peers:
-        _play_peers(model, budget=budget, seed=seed, record=record, as_json=as_json)
-        return
 
     wanted = tuple(part.strip() for part in parts.split(","))
     if unknown := set(wanted) - set(_PARTS.split(",")):
@@ -92,24 +88,18 @@ def peers(
     as_json: AsJson = False,
 ) -> None:
     """One agent session in Tenure, transformers, llama.cpp and vLLM, turn by turn. Makes their environments."""
-    if context.invoked_subcommand is None:
-        config = {
-            "turns": turns,
-            "tokens": tokens,
-            "write": write,
-            "budget": budget,
-            "threads": threads,
-            "seed": seed,
-        }
-        _play_peers(model, names, record=record, as_json=as_json, **config)
-
-
-def _play_peers(
-    model: str, names: str = _PEERS, *, record: Path | None, as_json: bool, **changes: int
-) -> None:
+    if context.invoked_subcommand is not None:
+        return
     from tenure.bench.peers import drive
 
-    config = {"turns": 50, "tokens": 2000, "write": 100, "budget": 2048, "threads": 2, "seed": 0} | changes
+    config = {
+        "turns": turns,
+        "tokens": tokens,
+        "write": write,
+        "budget": budget,
+        "threads": threads,
+        "seed": seed,
+    }
     console = Console(stderr=True)
     with console.status("preparing") as status:
         result = drive.run(model, [name.strip() for name in names.split(",")], note=status.update, **config)
@@ -149,104 +139,6 @@ def peers_ruler(
             note=status.update,
         )
     typer.echo(json.dumps(found))
-
-
-@app.command()
-def regions(
-    models: Annotated[
-        str, typer.Option("--model", help="Models, separated by commas.")
-    ] = "qwen2.5-coder-0.5b",
-    lengths: Annotated[
-        str, typer.Option(help="Tokens of the transcripts, separated by commas.")
-    ] = "450,1700",
-    budgets: Annotated[str, typer.Option(help="Shares of the transcript, in percent.")] = "12.5,25,50",
-    seeds: Annotated[str, typer.Option(help="Of the transcripts: 0-9, or 0,3,5.")] = "0-9",
-    arms: Annotated[
-        str, typer.Option(help="Which arms, separated by commas; `all` takes every one.")
-    ] = "all",
-    chunk: Annotated[int, typer.Option(help="Tokens a forward; evictions happen between chunks.")] = 256,
-    table: Annotated[
-        Path | None, typer.Option("--regions", help="Region table of `tenure calibrate`.", show_default=False)
-    ] = None,
-    dtype: Annotated[str, typer.Option(help="auto, bf16, fp16 or fp32.")] = "auto",
-    device: Annotated[str, typer.Option(help="A torch device.")] = "cpu",
-    folder: Annotated[Path, typer.Option(help="Where results go.")] = Path("results/regions"),
-    plots: Annotated[
-        Path | None, typer.Option(help="Draw pictures into this folder.", show_default=False)
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Keep arms that are stored already.")] = False,
-    export: Annotated[
-        Path | None,
-        typer.Option(
-            help="Play nothing, write the transcripts to this file for `tenure calibrate`.",
-            show_default=False,
-        ),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Which regions of an agent's session still answer: 24 planted facts, paired arms, seeds and budgets."""
-    from tenure.bench import regions as bench
-    from tenure.bench import regions_summary as summary
-
-    config = bench.RegionsConfig(
-        models=tuple(_names(models)),
-        lengths=tuple(_whole(one, "lengths") for one in _names(lengths)),
-        budgets=tuple(_share(one) for one in _names(budgets)),
-        seeds=tuple(_seeds(seeds)),
-        arms=tuple(bench.ARMS) if arms == "all" else tuple(_names(arms)),
-        chunk=chunk,
-        dtype=dtype,
-        device=device,
-        regions=None if table is None else str(table),
-    )
-    console = Console(stderr=True)
-    if export is not None:
-        typer.echo(f"{bench.export(config, export)} transcripts in {export}")
-        return
-    with console.status("loading") as status:
-        bench.run(config, folder, status.update, resume=resume)
-        result = summary.summarise(folder, config)
-        if plots is not None:
-            summary.draw(folder, config, plots, status.update)
-    if not as_json:
-        for model, tests in result["pooled"].items():
-            shown = Table("arm", "pairs", "facts more", "better", "worse", "p", title=f"{model}: against h2o")
-            for name, one in tests.items():
-                shown.add_row(name, *(str(one[key]) for key in ("pairs", "mean", "better", "worse", "p")))
-            console.print(shown)
-    typer.echo(json.dumps(result["pooled"]))
-
-
-def _names(text: str) -> list[str]:
-    return [one.strip() for one in text.split(",") if one.strip()]
-
-
-def _whole(text: str, option: str) -> int:
-    from tenure.errors import ConfigError
-
-    if not text.isdigit():
-        raise ConfigError(f"{text!r} is not a whole number", option=option)
-    return int(text)
-
-
-def _share(text: str) -> float:
-    from tenure.errors import ConfigError
-
-    try:
-        return float(text) / 100
-    except ValueError:
-        raise ConfigError(
-            f"{text!r} is no number", option="budgets", way_out="Give 12.5, for example"
-        ) from None
-
-
-def _seeds(text: str) -> list[int]:
-    found: list[int] = []
-    for one in _names(text):
-        first, dash, last = one.partition("-")
-        low = _whole(first, "seeds")
-        found += range(low, (_whole(last, "seeds") if dash else low) + 1)
-    return found
 
 
 @app.command()

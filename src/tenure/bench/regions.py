@@ -157,8 +157,13 @@ def run(
             result["arms"] = old | known | result["arms"]
             if "none" in result["arms"]:
                 full[same] = result["arms"]["none"]
-            setting = asdict(config) | {"model": model, "length": length, "budget": budget, "seed": seed}
-            setting["task_version"] = VERSION
+            setting = asdict(config) | {
+                "model": model,
+                "length": length,
+                "budget": budget,
+                "seed": seed,
+                "task_version": VERSION,
+            }
             record.write(path, {"bench": "regions", **record.origin(), "config": setting, **result})
 
 

@@ -110,8 +110,9 @@ def write(results: Path, page: Path, images: Path) -> list[Path]:
             text += [
                 f"## Attention lifetimes, {path.stem}\n",
                 f"{_config(found['config'])}. {_machine(found)}\n",
+                f"![Half-lives by region]({_link(picture, page)})\n",
+                calibration.section(found),
             ]
-            text += [f"![Half-lives by region]({_link(picture, page)})\n", calibration.section(found)]
     shown = ("ruler", "regions", "calibration")
     others = [(path, found) for path, found in others if found["bench"] not in shown]
     for name in sorted({found["bench"] for _, found in others}):

@@ -1,0 +1,14 @@
+"""Options that several commands of ``tenure bench`` have."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Model = Annotated[
+    str, typer.Option(help="A name of `tenure models list`, a folder, a GGUF file or a hub id.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON, as the last line.")]
+Record = Annotated[
+    Path | None, typer.Option(help="Also write the result with machine and commit to this file.")
+]
