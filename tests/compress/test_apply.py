@@ -11,6 +11,7 @@ from tenure import Plan, Step
 from tenure.compress import make_compressor
 from tenure.compress.base import best, spread, take
 from tenure.errors import ConfigError, TenureError
+from tests.chats import chat_engine
 from tests.conftest import random_ids, stock_logits
 from tests.oracles import check_ledger
 
@@ -111,6 +112,22 @@ def test_what_cannot_work_is_refused_and_nothing_changes(engine, wrong):
         with pytest.raises(TenureError):
             session.compress(**{"ratio": 2, "method": "snapkv", **options})
     assert torch.equal(answer(session), before)
+
+
+@pytest.mark.parametrize("method", ["gracekv", "kvzip"])
+def test_a_chunk_too_short_to_read_in_is_refused_and_nothing_changes(engines, method):
+    engine = chat_engine(engines)
+    session = engine.session(policy="h2o", budget=200, chunk=8)
+    session.append({"role": "user", "content": "one two three four " * 5})
+    before = session.memory.ledger.rows, session.stats().kv_bytes
+    with pytest.raises(ConfigError, match="chunk"):
+        session.compress(ratio=2, method=method)
+    assert (session.memory.ledger.rows, session.stats().kv_bytes) == before
+    assert session.compress(ratio=2, method="keydiff").entries
+    free = engine.session(policy="full", chunk=8)
+    free.append({"role": "user", "content": "one two three four " * 5})
+    assert free.compress(ratio=2, method=method).entries
+    check_ledger(free)
 
 
 def test_memory_falls_by_what_is_freed(engine):

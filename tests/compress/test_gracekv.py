@@ -16,6 +16,7 @@ from tenure.compress.gracekv.allocate import (
     pooled_utility,
     sort_auction,
 )
+from tenure.compress.gracekv.evidence import gather
 from tenure.compress.gracekv.pack import assemble, frontier, prototypes
 from tenure.compress.gracekv.partition import curvature, partition, robust, uniform
 from tenure.compress.gracekv.trees import Judges, Tokens, _Argmax, _Pricer, grow
@@ -352,6 +353,8 @@ VARIANTS = [
     {"trees": False},
     {"slots": "uniform"},
     {"hops": 0},
+    {"hops": 2},
+    {"pool": 1},
     {"repeat": 0.0},
     {"guess": False},
     {"floor": 1.0},
@@ -413,6 +416,48 @@ def test_repeated_text_loses_little(engines, models):
     assert off(options={"floor": 0.5}) < off(method="random") / 2
 
 
+@pytest.mark.parametrize("hops", [0, 1, 2])
+def test_what_a_question_points_to_is_read_again(context, hops):
+    """Whole slots, the one with the most relevant token first, each once, and no more than a share of the tokens."""
+    context, _ = context
+    size, repeat = 30, 0.25
+    slot = torch.arange(context.shape[2])[None] // size
+    slots = int(slot.max()) + 1
+    readings = []
+
+    class Noting:
+        limit = context.reader.limit
+
+        def behind(self, ids, first=0):
+            readings.append(list(ids)[first:])
+            return context.reader.behind(ids, first)
+
+    noted = replace(context, reader=Noting(), question=[7, 8, 9], cue=lambda number, before: [])
+    options = {"probes": 8, "watchers": 2, "pool": 5, "repeat": repeat, "guess": True}
+    flow = gather(noted, slot, slots, hops=hops, **options)
+    alone = gather(noted, slot, slots, hops=0, **options)
+    assert readings[0] == [7, 8, 9]
+    assert bool((flow.relevance >= alone.relevance).all())
+    again = [ids for ids in readings[1:] if ids != [7, 8, 9]]
+    assert bool(again) == bool(hops)
+    text = context.ids[0].tolist()
+    found = [
+        number
+        for ids in again
+        for number in range(slots)
+        for stretch in [text[max(0, number * size - 8) : (number + 1) * size]]
+        if any(ids[at : at + len(stretch)] == stretch for at in range(len(ids)))
+    ]
+    assert len(found) == len(set(found))
+    assert bool(hops) == bool(found)
+    score = (alone.relevance * alone.sensitivity[..., None]).mean((0, 1))
+    if hops:
+        assert int(score.argmax()) // size in found
+        assert len(found) * size <= repeat * len(text) + hops * size
+    changed = (flow.relevance > alone.relevance).any(0).any(0).nonzero().flatten() // size
+    assert set(changed.tolist()) <= {number - back for number in found for back in (0, 1)}
+
+
 def test_wrong_options_are_named():
     for options in (
         {"apart": "none"},
@@ -421,6 +466,7 @@ def test_wrong_options_are_named():
         {"repeat": -1},
         {"hops": -1},
         {"probes": 0},
+        {"pool": 2},
     ):
         with pytest.raises(ConfigError, match=next(iter(options))):
             replace(GraceKV(), **options)

@@ -42,7 +42,8 @@ def test_old_turns_are_compressed_one_turn_late(engine, monkeypatch):
         assert len(delayed) <= 64
         assert int(delayed.position.min()) >= stop, "the probes are queries of the turn that followed"
     frozen = session.memory.frozen
-    assert [(one.start, one.stop) for one in frozen.segments] == [(4, edges[0]), (edges[0], edges[1])]
+    for segment, (start, stop) in zip(frozen.segments, [(4, edges[0]), (edges[0], edges[1])], strict=True):
+        assert start <= segment.start < segment.stop <= stop
     last = session.memory.ledger.spans[-1]
     assert session.explain(last.id).resident == 1.0
     fork = session.fork()

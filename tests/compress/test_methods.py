@@ -11,7 +11,7 @@ from tenure.compress.base import take
 from tenure.compress.expected import _mean_rotation
 from tenure.compress.twinkv import repair
 from tenure.errors import ConfigError
-from tests.compress.test_apply import answer, filled, heads
+from tests.compress.test_apply import answer, heads
 from tests.conftest import random_ids
 from tests.oracles import check_ledger
 
@@ -41,25 +41,6 @@ def test_the_budget_is_exact_and_tokens_stay_as_they_are(engines, method, granul
         assert (entries.stop == entries.start + 1).all()
         assert answer(fork, steps=1).isfinite().all()
         check_ledger(fork)
-
-
-@pytest.fixture
-def context(engines):
-    """What a method sees of a session."""
-    session = filled(engines("qwen2"), 300)
-    seen = []
-
-    class StopError(Exception):
-        pass
-
-    class Look(type(make_compressor("random"))):
-        def score(self, context):
-            seen.append(context)
-            raise StopError
-
-    with pytest.raises(StopError):
-        session.compress(ratio=2, method=Look(), recent=0)
-    return seen[0], session
 
 
 def test_kvzip_repeats_everything_and_takes_the_largest_share(context):

@@ -94,8 +94,8 @@ def compress(
         delayed: queries of tokens that followed, for the methods that use them.
 
     Raises:
-        ConfigError: the ratio or budget cannot work, or layers lost different numbers of the chosen tokens and have
-            nothing else to make up for it; nothing has changed.
+        ConfigError: the ratio or budget cannot work, layers lost different numbers of the chosen tokens and have
+            nothing else to make up for it, or a chunk is too short for what the method reads; nothing has changed.
         UnknownSpanError: no such span.
     """
     started = time.perf_counter()
@@ -104,7 +104,7 @@ def compress(
     memory, engine = session.memory, session.engine
     layout = memory.device.layout
     heads = layout.layers * layout.kv_heads
-    room = min(memory.config.chunk, _ROOM)
+    room = min(memory.config.chunk, _ROOM) if memory.policy.evicts else _ROOM
     if ratio != 1 and memory.ledger.rows:
         memory.prepare(room)  # first, because it may evict or renumber
     chosen = _chosen(memory, span)

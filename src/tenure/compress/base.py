@@ -31,7 +31,11 @@ class Reader(Protocol):
         """Queries of the newest tokens, at most ``count``, as they were computed; at least one."""
 
     def behind(self, ids: Sequence[int], first: int = 0) -> Probes:
-        """Queries of ``ids[first:]`` as if the session went on with ``ids``."""
+        """Queries of ``ids[first:]`` as if the session went on with ``ids``; no more than ``limit`` are read.
+
+        Raises:
+            ConfigError: none of ``ids[first:]`` would be read.
+        """
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +94,11 @@ class Compressor(ABC):
 
     name: ClassVar[str]
     paper: ClassVar[str]
+
+    @property
+    def asks(self) -> bool:
+        """Whether it looks at :attr:`Context.question`."""
+        return False
 
     @abstractmethod
     def compress(self, context: Context, budget: int) -> Entries:

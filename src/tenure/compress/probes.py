@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tenure.cache.rows import CosSin
+from tenure.errors import ConfigError
 from tenure.kernels import Kernels
 
 if TYPE_CHECKING:
@@ -135,6 +136,12 @@ class SessionReader:
 
     def behind(self, ids: Sequence[int], first: int = 0) -> Probes:
         """See :class:`~tenure.compress.base.Reader`."""
+        if first >= self.limit:
+            raise ConfigError(
+                f"{first} tokens have to come before what is read, {self.limit} can be read at once",
+                option="chunk",
+                way_out="Give a larger chunk, or a method that reads nothing again, such as keydiff",
+            )
         ids = list(ids)[: self.limit]
         recorder = Recorder(first)
         self._engine.look(self._memory, ids, recorder)

@@ -34,6 +34,11 @@ class SnapKV(Scorer):
     def __post_init__(self) -> None:
         check_window(self.window, self.kernel)
 
+    @property
+    def asks(self) -> bool:
+        """Its window is the question."""
+        return True
+
     def probes(self, context: Context) -> Probes:
         """The window."""
         if context.question:

@@ -50,6 +50,11 @@ class TwinKV(Compressor):
         if not 0 <= self.share <= 1:
             raise ConfigError(f"{self.share} is no share", option="share", way_out="Give 0 to 1")
 
+    @property
+    def asks(self) -> bool:
+        """As the method that it repairs."""
+        return self._method().asks
+
     def _method(self) -> Compressor:
         from tenure.compress import make_compressor
 

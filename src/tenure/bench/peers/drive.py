@@ -40,6 +40,7 @@ class Peer:
         worker: file of its worker.
         options: passed to the worker.
         needs: requirement of its own environment; None runs in Tenure's.
+        along: requirements of the same installation, such as a build of torch for the CPU.
         remove: packages that keep it from being imported.
         cmake: build options.
         gguf: it reads the GGUF file.
@@ -51,6 +52,7 @@ class Peer:
     worker: str
     options: dict[str, Any] = field(default_factory=dict)
     needs: str | None = None
+    along: tuple[str, ...] = ()
     remove: tuple[str, ...] = ()
     cmake: str = ""
     gguf: bool = False
@@ -108,7 +110,7 @@ def python_of(peer: Peer, note: Callable[[str], None]) -> str:
         environment = {**os.environ, **({"CMAKE_ARGS": peer.cmake} if peer.cmake else {})}
         try:
             subprocess.run(
-                [python, "-m", "pip", "install", "-q", peer.needs],
+                [python, "-m", "pip", "install", "-q", peer.needs, *peer.along],
                 check=True,
                 env=environment,
                 capture_output=True,

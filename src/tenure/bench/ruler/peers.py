@@ -18,6 +18,8 @@ from tenure.errors import ConfigError
 from tenure.models.sources import resolve
 
 KVPRESS = "kvpress==0.5.5"
+_TORCH = "torch==2.13.0"
+"""A build for the CPU; what kvpress would take else is gigabytes larger."""
 PRESSES = (
     "kvpress-snapkv",
     "kvpress-adakv-snapkv",
@@ -74,7 +76,7 @@ def run(
     found = resolve(model)
     tokenizer = AutoTokenizer.from_pretrained(found.path)
     name = model.rstrip("/").rsplit("/", 1)[-1] + "-kvpress"
-    peer = Peer("kvpress", "../ruler/kvpress_worker.py", needs=KVPRESS)
+    peer = Peer("kvpress", "../ruler/kvpress_worker.py", needs=KVPRESS, along=(_TORCH,))
     job = {
         "path": str(found.path),
         "dtype": "bf16" if compute_dtype("auto", torch.device("cpu")) is torch.bfloat16 else "fp32",

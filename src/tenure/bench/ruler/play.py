@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 RATIOS = (1.33, 2.0, 3.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 MODES = ("agnostic", "aware")
+_TOGETHER = 2 << 30
+"""Bytes of keys and values of the sessions that are asked at once."""
 CONTINUATION = 256
 """Tokens of real text that a continuation is compared over."""
 
@@ -120,52 +122,97 @@ class Grid:
         return known, seconds
 
 
-def answer(session: Session, question: Sequence[int], most: int) -> list[int]:
-    """Greedy tokens behind a question; the session goes on with them."""
-    logits = session.feed(list(question))[-1]
-    written: list[int] = []
-    stops = session.stop_ids
-    while len(written) < most:
-        best = int(logits.argmax())
-        if best in stops:
-            break
-        written.append(best)
-        logits = session.feed([best])[-1]
-    return written
+def answers(forks: Sequence[Session], question: Sequence[int], prompt: Prompt) -> list[str]:
+    """Greedy replies behind a question, all in one batch; the sessions go on with them.
+
+    A reply ends early where it has all the answers: a score can only rise.
+    """
+    engine = forks[0].engine
+    written: list[list[int]] = [[] for _ in forks]
+    replies = [""] * len(forks)
+    for fork in forks:
+        fork.queue_ids(question)
+    engine.drain(forks)
+    going = list(range(len(forks)))
+    while going:
+        still = []
+        for number in going:
+            fork, ids = forks[number], written[number]
+            logits = fork.logits
+            assert logits is not None
+            best = int(logits.argmax())
+            if best in fork.stop_ids:
+                continue
+            ids.append(best)
+            replies[number] = engine.tokenizer.decode(ids)
+            if len(ids) < prompt.most and prompt.score(replies[number]) < 1:
+                fork.queue_ids([best])
+                still.append(number)
+        going = still
+        engine.step([forks[number] for number in going])
+    return replies
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A compressed session that waits for the question."""
+
+    fork: Session
+    variant: str
+    modes: Sequence[str]
+    ratio: float
+    build: float
+    kv_bytes: int
+    entries: int
 
 
 def ask(
     engine: Engine, prompt: Prompt, variants: Sequence[Variant], ratios: Sequence[float], modes: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
-    """Cells of one prompt, the full cache first."""
+    """Cells of one prompt, the full cache first.
+
+    Methods that never look at the question are played once and have the same cells in every mode. Sessions are asked
+    together, as many as fit into ``_TOGETHER``.
+    """
     reading = read(engine, *encode(engine.tokenizer, prompt))
-    tokens = len(reading.session)
 
-    def cell(session: Session, method: str, mode: str, ratio: float, build: float) -> dict[str, Any]:
-        used, kept = session.stats().kv_bytes, entries_of(session)
+    def made(fork: Session, variant: str, modes: Sequence[str], ratio: float, build: float) -> _Made:
+        return _Made(fork, variant, modes, ratio, build, fork.stats().kv_bytes, entries_of(fork))
+
+    def cells(group: Sequence[_Made]) -> Iterator[dict[str, Any]]:
         started = time.perf_counter()
-        reply = engine.tokenizer.decode(answer(session, reading.question, prompt.most))
-        return {
-            "method": method,
-            "mode": mode,
-            "ratio": ratio,
-            "score": prompt.score(reply),
-            "kv_bytes": used,
-            "entries": kept,
-            "build_s": build,
-            "prefill_s": reading.seconds,
-            "answer_s": time.perf_counter() - started,
-            "context_tokens": tokens,
-            "reply": reply,
-        }
+        replies = answers([one.fork for one in group], reading.question, prompt)
+        seconds = (time.perf_counter() - started) / len(group)
+        for one, reply in zip(group, replies, strict=True):
+            for mode in one.modes:
+                yield {
+                    "method": one.variant,
+                    "mode": mode,
+                    "ratio": one.ratio,
+                    "score": prompt.score(reply),
+                    "kv_bytes": one.kv_bytes,
+                    "entries": one.entries,
+                    "build_s": one.build,
+                    "prefill_s": reading.seconds,
+                    "answer_s": seconds,
+                    "context_tokens": len(reading.session),
+                    "reply": reply,
+                }
 
-    yield cell(reading.session.fork(), "full", "any", 1.0, 0.0)
-    for mode in modes:
-        grid = Grid(reading, mode)
-        for variant in variants:
+    yield from cells([made(reading.session.fork(), "full", ["any"], 1.0, 0.0)])
+    grids = {mode: Grid(reading, mode) for mode in modes}
+    waiting: list[_Made] = []
+    for variant in variants:
+        asks = make_compressor(variant.method, variant.options).asks
+        for mode in modes if asks else modes[:1]:
             for ratio in ratios:
-                fork, build = grid.compressed(variant, ratio)
-                yield cell(fork, variant.name, mode, ratio, build)
+                fork, build = grids[mode].compressed(variant, ratio)
+                waiting.append(made(fork, variant.name, [mode] if asks else modes, ratio, build))
+                if sum(one.kv_bytes for one in waiting) > _TOGETHER:
+                    yield from cells(waiting)
+                    waiting = []
+    if waiting:
+        yield from cells(waiting)
 
 
 def go_on(

@@ -1,10 +1,11 @@
-"""Where GraceKV's evidence comes from: the question, or what stands for it.
+"""Where GraceKV's evidence comes from: the question, or what stands for it, and what is found when text is read again.
 
-With the question: its queries and those of the newest tokens; the most relevant tokens are then read again, and what
-they look at is evidence too (a hop). Without it, in this order: queries of the turn that followed; else a sample of the
-context is read again, and each token is judged by how it is looked at where it is repeated, as KVzip does with all of the
-context at two to three times the cost of reading it. Tokens outside the sample are judged by what their head finds in it
-and by how rare they are: heads differ more than tokens do.
+A token counts by the largest share that a query gives it. With the question, these are its queries, and neighbours
+share: a question points to the key of a fact, and what stands beside the key is wanted next. Then the stretches that it
+points to are read again, and each of their tokens counts by how it is looked at where it is repeated, as KVzip does with
+all of the context at two to three times the cost of reading it. Without the question: queries of the turn that
+followed; else an even sample of the context is read again. Tokens outside the sample are judged by what their head finds
+in it and by how rare they are: heads differ more than tokens do.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from tenure.compress.base import Context
 from tenure.compress.gracekv.flow import Flow, direct
 from tenure.compress.gracekv.partition import rarity
 from tenure.compress.probes import Probes, join
+from tenure.compress.snapkv import pooled
 
 _TAIL = 16
-_SEED = 64
-"""Tokens that a hop reads again."""
-_HOP, _DECAY = 0.3, 0.5
 _LEAD = 8
 """Tokens before a repeated stretch that are repeated with it, so that it is found."""
+
+Stretch = tuple[int, int]
+"""First token of a stretch, and the one behind its last."""
 
 
 def gather(
@@ -36,6 +38,7 @@ def gather(
     *,
     probes: int,
     watchers: int,
+    pool: int,
     hops: int,
     repeat: float,
     guess: bool,
@@ -48,42 +51,50 @@ def gather(
         slots: how many there are.
         probes: queries that everything is measured by.
         watchers: queries a slot for distortions.
-        hops: how often seeds are read again.
-        repeat: share of the tokens that is read again where nothing is known of the question.
-        guess: judge the others by their heads.
+        pool: odd width over which neighbours share what a question looks at.
+        hops: how often the stretches are read again that a question leads to.
+        repeat: share of the tokens that is read again in all.
+        guess: without a question, judge the tokens that were not read again by their heads.
     """
-    tail = context.reader.tail(_TAIL)
     if context.question:
-        asked = context.reader.behind(context.question).every(probes)
-        flow = direct(context, join([asked, tail]), slot, slots, most=watchers, peak=False)
-        return _hops(context, flow, slot, slots, hops, watchers)
+        asked = context.reader.behind(context.question[-context.reader.limit :]).every(probes)
+        flow = direct(context, asked, slot, slots, most=watchers, peak=True)
+        return _followed(
+            context, replace(flow, relevance=pooled(flow.relevance, pool)), slot, slots, hops, repeat
+        )
+    tail = context.reader.tail(_TAIL)
     if context.delayed is not None:
         after = context.delayed.every(probes)
         return direct(context, join([after, tail]), slot, slots, most=watchers, peak=False)
-    return _repeated(context, slot, slots, tail, probes, watchers, repeat, guess)
+    return _sampled(context, slot, slots, tail, probes, watchers, repeat, guess)
 
 
-def _hops(context: Context, flow: Flow, slot: Tensor, slots: int, hops: int, watchers: int) -> Flow:
-    """``R = 0.7 s + 0.3 d``: ``d`` is what the seeds look at when they are read again, each hop at half the weight."""
-    if not hops:
-        return flow
-    spread = torch.zeros_like(flow.relevance)
-    seen = torch.zeros(context.shape[2], dtype=torch.bool, device=slot.device)
-    score = (flow.relevance * flow.sensitivity[..., None]).mean((0, 1))
-    weight = 1.0
-    for _ in range(hops):
-        best = score.masked_fill(seen, -1.0).topk(min(_SEED, len(score))).indices.sort().values
-        seen[best] = True
-        ids = context.ids[0][best].tolist()
-        reached = direct(context, context.reader.behind(ids), slot, slots, most=1, peak=False)
-        spread += weight * reached.relevance.masked_fill(seen, 0.0)
-        score = (reached.relevance * reached.sensitivity[..., None]).mean((0, 1))
-        weight *= _DECAY
-    spread /= spread.sum(-1, keepdim=True) + 1e-12
-    return replace(flow, relevance=(1 - _HOP) * flow.relevance + _HOP * spread)
+def _followed(context: Context, flow: Flow, slot: Tensor, slots: int, hops: int, repeat: float) -> Flow:
+    """The slots that a question looks at are read again, then those that they look at, and so on."""
+    edges = _edges(slot, slots)
+    relevance, pointed = flow.relevance, flow.relevance
+    left = set(range(slots))
+    for hop in range(hops):
+        score = (pointed * flow.sensitivity[..., None]).mean((0, 1))
+        best = score.new_zeros(slots).scatter_reduce_(0, slot[0], score, "amax")
+        room = int(repeat * len(score) / hops)
+        chosen: list[Stretch] = []
+        for number in best.sort(descending=True, stable=True).indices.tolist():
+            start, stop = edges[number]
+            if room <= 0:
+                break
+            if number in left and stop > start:
+                left.remove(number)
+                chosen.append((start, stop))
+                room -= stop - start
+        peaks, readings = _repeated(context, sorted(chosen))
+        relevance = torch.maximum(relevance, peaks)
+        if readings and hop + 1 < hops:
+            pointed = direct(context, join(readings), slot, slots, most=1, peak=True).relevance
+    return replace(flow, relevance=relevance)
 
 
-def _repeated(
+def _sampled(
     context: Context,
     slot: Tensor,
     slots: int,
@@ -95,28 +106,13 @@ def _repeated(
 ) -> Flow:
     """Every token by the largest share that a query of its repetition gives it, or by a guess at that."""
     tokens = context.shape[2]
-    peaks = torch.zeros(context.shape, device=slot.device)
-    seen = torch.zeros(tokens, dtype=torch.bool, device=slot.device)
-    readings: list[Probes] = []
-    for group in _readings(_sample(slot[0], slots, int(repeat * tokens)), context.reader.limit):
-        cue = context.cue(0, [])
-        ids = list(cue)
-        places: list[tuple[int, int, int]] = []  # first query, first and last token
-        for start, stop in group:
-            begin = max(0, start - _LEAD)
-            places.append((len(ids) - len(cue), begin, stop))
-            ids += context.ids[0][begin:stop].tolist()
-            seen[start:stop] = True
-        reading = context.reader.behind(ids, first=len(cue))
-        for layer in range(context.shape[0]):
-            for first, begin, stop in places:
-                part = reading[first : first + stop - begin]
-                keys = context.rotated[layer][:, begin:stop]
-                shares = part.shares(layer, keys, context.cos_sin, context.kernels, context.scale)
-                peaks[layer, :, begin:stop] = torch.maximum(peaks[layer, :, begin:stop], shares.amax((1, 2)))
-        readings.append(reading)
+    stretches = _sample(_edges(slot, slots), int(repeat * tokens), tokens)
+    peaks, readings = _repeated(context, stretches)
     general = join([*(one.every(max(1, probes // max(1, len(readings)))) for one in readings), tail])
     flow = direct(context, general, slot, slots, most=watchers, peak=True)
+    seen = torch.zeros(tokens, dtype=torch.bool, device=slot.device)
+    for start, stop in stretches:
+        seen[start:stop] = True
     if guess and bool(seen.any()) and not bool(seen.all()):
         # What a head finds of the text where it is repeated says how much it needs of the rest; the rarer a token, the
         # less it can be told from what is around it.
@@ -126,11 +122,44 @@ def _repeated(
     return replace(flow, relevance=torch.maximum(flow.relevance, peaks))
 
 
-def _sample(slot: Tensor, slots: int, most: int) -> list[tuple[int, int]]:
-    """Stretches of slots, evenly spread, about ``most`` tokens in all, in order."""
-    edges = torch.searchsorted(slot, torch.arange(slots + 1, device=slot.device)).tolist()
-    filled = [(start, stop) for start, stop in pairwise(edges) if stop > start]
-    count = min(len(filled), round(most / max(1, len(slot)) * len(filled)) or int(most > 0))
+def _repeated(context: Context, stretches: Sequence[Stretch]) -> tuple[Tensor, list[Probes]]:
+    """Read stretches again behind a request to repeat.
+
+    Returns:
+        The largest share that a query of a stretch gives each of its own tokens, ``[L, G, T]``, 0 elsewhere; and the
+        queries of every reading.
+    """
+    peaks = torch.zeros(context.shape, device=context.keys.device)
+    readings: list[Probes] = []
+    for group in _readings(stretches, context.reader.limit):
+        cue = context.cue(0, [])
+        ids = list(cue)
+        places: list[tuple[int, int, int]] = []  # first query, first and last token
+        for start, stop in group:
+            begin = max(0, start - _LEAD)
+            places.append((len(ids) - len(cue), begin, stop))
+            ids += context.ids[0][begin:stop].tolist()
+        reading = context.reader.behind(ids, first=len(cue))
+        for layer in range(context.shape[0]):
+            for first, begin, stop in places:
+                part = reading[first : first + stop - begin]
+                keys = context.rotated[layer][:, begin:stop]
+                shares = part.shares(layer, keys, context.cos_sin, context.kernels, context.scale)
+                peaks[layer, :, begin:stop] = torch.maximum(peaks[layer, :, begin:stop], shares.amax((1, 2)))
+        readings.append(reading)
+    return peaks, readings
+
+
+def _edges(slot: Tensor, slots: int) -> list[Stretch]:
+    """First token of each slot in the first group of layers, and the one behind its last."""
+    edges = torch.searchsorted(slot[0], torch.arange(slots + 1, device=slot.device)).tolist()
+    return list(pairwise(edges))
+
+
+def _sample(edges: Sequence[Stretch], most: int, tokens: int) -> list[Stretch]:
+    """Slots, evenly spread, about ``most`` tokens in all, in order."""
+    filled = [(start, stop) for start, stop in edges if stop > start]
+    count = min(len(filled), round(most / max(1, tokens) * len(filled)) or int(most > 0))
     step = len(filled) / max(1, count)
     return [filled[int((number + 0.5) * step)] for number in range(count)]
 

@@ -21,8 +21,6 @@ from tenure.compress.gracekv.partition import features, partition, rarity, unifo
 from tenure.compress.gracekv.trees import Forest, Judges, Tokens, grow
 from tenure.errors import ConfigError
 
-_FLOOR, _BLIND_FLOOR = 0.6, 0.9
-
 
 @dataclass(frozen=True)
 class GraceKV(Compressor):
@@ -32,33 +30,36 @@ class GraceKV(Compressor):
     wherever an entry is worth most.
 
     Args:
-        floor: share of the budget for single tokens that are sure to stay, the most relevant ones of all heads; None
-            takes 0.6, as the paper does, where the question is known or its turn has followed, and 0.9 where it is not:
-            what a coming question needs word for word is then in no prototype.
+        floor: share of the budget for single tokens that are sure to stay, the most relevant ones of all heads. The paper
+            takes 0.6; with 0.9 more is left that is needed word for word.
         apart: how single tokens leave their trees: ``joined`` lets one prototype stand for all others of the slot,
             ``split`` one for each run between them, as paths of three-way splits do, at a higher price.
         slots: ``curvature`` or ``uniform``.
-        hops: how often the most relevant tokens are read again, for what they lead to.
+        hops: with the question known, how often what it leads to is read again: first the stretches that it looks at,
+            then those that they look at. The paper's hops take single tokens, which tell little out of their place.
         trees: False keeps single tokens alone.
         quotas: every head has the same budget.
         pooled: utilities by what an operation makes possible, instead of one at a time.
         lazy: grow trees only where the auction can reach; the same result, sooner.
         watchers: queries a slot that distortions are measured by.
         probes: queries that everything is measured by; evenly thinned.
-        repeat: where the question is unknown, share of the tokens that is read again.
-        guess: judge tokens that were not read again by what their head needs of those that were.
+        pool: odd width over which neighbours share what the question looks at.
+        repeat: share of the tokens that is read again.
+        guess: where the question is unknown, judge tokens that were not read again by what their head needs of those that
+            were.
     """
 
-    floor: float | None = None
+    floor: float = 0.9
     apart: Literal["joined", "split"] = "joined"
     slots: Literal["curvature", "uniform"] = "curvature"
-    hops: int = 2
+    hops: int = 1
     trees: bool = True
     quotas: bool = False
     pooled: bool = False
     lazy: bool = True
     watchers: int = 8
-    probes: int = 32
+    probes: int = 64
+    pool: int = 5
     repeat: float = 0.15
     guess: bool = True
     name: ClassVar[str] = "gracekv"
@@ -74,7 +75,7 @@ class GraceKV(Compressor):
                     f"{value!r} is not known", option=option, way_out="Give " + " or ".join(known)
                 )
         for option, share in (("floor", self.floor), ("repeat", self.repeat)):
-            if share is not None and not 0 <= share <= 1:
+            if not 0 <= share <= 1:
                 raise ConfigError(f"{share} is no share", option=option, way_out="Give 0 to 1")
         for option, count, least in (
             ("hops", self.hops, 0),
@@ -83,6 +84,15 @@ class GraceKV(Compressor):
         ):
             if count < least:
                 raise ConfigError(f"{count} is too few", option=option, way_out=f"Give {least} or more")
+        if self.pool < 1 or self.pool % 2 == 0:
+            raise ConfigError(
+                f"{self.pool} has no middle", option="pool", way_out="Give an odd number, 1 for none"
+            )
+
+    @property
+    def asks(self) -> bool:
+        """Its evidence is the question."""
+        return True
 
     def compress(self, context: Context, budget: int) -> Entries:
         """See :class:`~tenure.compress.base.Compressor`."""
@@ -92,15 +102,14 @@ class GraceKV(Compressor):
             slot = torch.searchsorted(starts, context.logical.contiguous(), right=True) - 1
             flow = gather(
                 context, slot, len(starts),
-                probes=self.probes, watchers=self.watchers, hops=self.hops, repeat=self.repeat, guess=self.guess,
+                probes=self.probes, watchers=self.watchers, pool=self.pool, hops=self.hops,
+                repeat=self.repeat, guess=self.guess,
             )  # fmt: skip
         value = flow.relevance * flow.sensitivity[..., None]
         if not self.trees:
             return take(context, self._best(value, budget))
         singles = torch.zeros_like(value, dtype=torch.bool)
-        known = bool(context.question) or context.delayed is not None
-        floor = self.floor if self.floor is not None else _FLOOR if known else _BLIND_FLOOR
-        kept = int(floor * budget)
+        kept = int(self.floor * budget)
         if kept:
             singles = self._best(value, kept)
         with _timed(context, "trees"):
