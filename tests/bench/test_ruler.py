@@ -99,6 +99,9 @@ def test_a_run_is_resumed_and_summed_up(engines, tmp_path, monkeypatch):
     assert len(cells) == 1 + 2 * 2 * 2 + 1 + 2 * 2
     assert cells["full", "any", "continuation", 1.0]["score"] == 1.0
     assert cells["gracekv", "agnostic", "continuation", 8.0]["kl"] > 0
+    for cell in found["cells"]:
+        assert ("stages" in cell) == (cell["method"] == "gracekv")
+        assert sum(cell.get("stages", {}).values()) <= cell["build_s"]
     assert all(one["n"] == 1 for one in cells.values())
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     again = run(engine, settings, tmp_path, range(1), resume=True)
@@ -145,6 +148,7 @@ def test_the_page_has_a_table_and_a_plot(tmp_path):
         cell("gracekv", "agnostic", 4.0, 0.8),
         cell("gracekv", "agnostic", 4.0, 0.4, "twohop"),
         cell("gracekv", "agnostic", 4.0, 0.1, "continuation"),
+        {**cell("gracekv", "aware", 8.0, 0.5), "stages": {"flow": 1.2, "trees": 0.15}},
     ]
     head = {"bench": "ruler", "model": "tiny", "date": "2026-01-01", "commit": "abc", "machine": MACHINE}
     results = tmp_path / "results"
@@ -158,10 +162,12 @@ def test_the_page_has_a_table_and_a_plot(tmp_path):
     text = page.read_text()
     assert "| gracekv | 0.60 | 1.50 | 3.00 |" in text
     assert "| kvpress-kvzip | 0.50 | 1.50 | 3.00 |" in text
+    assert "| tokens | question | build s | over reading | flow | trees |" in text
+    assert "| 4,096 | known | 1.50 | 0.50 | 80% | 10% |" in text
     assert "| full | 0.90 | 1.50 | 3.00 |" in text
     assert text.index("| gracekv") < text.index("| kvpress-kvzip")
     assert [path.name for path in files] == ["results.md", "ruler-tiny.png"]
     assert "(img/ruler-tiny.png)" in text
     assert (
-        "Of 3 cells (mode, family, length, ratio), ties shared, gracekv is first in 3 and second in 0" in text
+        "Of 4 cells (mode, family, length, ratio), ties shared, gracekv is first in 4 and second in 0" in text
     )

@@ -56,8 +56,34 @@ def section(models: Mapping[str, Sequence[Cell]]) -> str:
                 lines.append(f"| {name} | {shown} | {_mean(cells, name, tokens, 'build_s')} "
                              f"| {_mean(cells, name, tokens, 'prefill_s')} |")  # fmt: skip
             lines.append("")
+        lines += _built(cells)
         lines.append(_standing(cells) + "\n")
     return "\n".join(lines)
+
+
+def _built(cells: Sequence[Cell], ratio: float = 8.0) -> list[str]:
+    """A table of what GraceKV's build takes beside the reading of the same context, and its stages."""
+    groups: dict[tuple[int, str], list[Cell]] = {}
+    for cell in cells:
+        if cell["method"] == "gracekv" and cell["ratio"] == ratio and "stages" in cell:
+            groups.setdefault((cell["tokens"], cell["mode"]), []).append(cell)
+    if not groups:
+        return []
+    stages = list(next(iter(groups.values()))[0]["stages"])
+    lines = [
+        f"GraceKV's build at {ratio:g}x over reading the same context in the same run, and each stage's share of it.\n"
+    ]
+    lines += [f"| tokens | question | build s | over reading | {' | '.join(stages)} |"]
+    lines += ["|---" * (len(stages) + 4) + "|"]
+    for (tokens, mode), group in sorted(groups.items()):
+        build = statistics.fmean(cell["build_s"] for cell in group)
+        over = build / statistics.fmean(cell["prefill_s"] for cell in group)
+        shares = [statistics.fmean(cell["stages"][stage] for cell in group) / build for stage in stages]
+        known = "unknown" if mode == "agnostic" else "known"
+        lines.append(
+            f"| {tokens:,} | {known} | {build:.2f} | {over:.2f} | {' | '.join(f'{share:.0%}' for share in shares)} |"
+        )
+    return [*lines, ""]
 
 
 def _standing(cells: Sequence[Cell]) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -69,6 +69,23 @@ def read(engine: Engine, before: Sequence[int], question: Sequence[int]) -> Read
     return Reading(session, time.perf_counter() - started, list(question))
 
 
+@dataclass(frozen=True)
+class Build:
+    """What a compression took.
+
+    Args:
+        seconds: in all.
+        stages: seconds of each stage, for methods that tell.
+    """
+
+    seconds: float = 0.0
+    stages: Mapping[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """A cell's part of it."""
+        return {"build_s": self.seconds, **({"stages": dict(self.stages)} if self.stages else {})}
+
+
 class _Scored(Exception):  # noqa: N818
     pass
 
@@ -86,8 +103,8 @@ class Grid:
         self._question = reading.question if mode == "aware" else None
         self._scores: dict[str, tuple[Callable[[Context], Tensor], float]] = {}
 
-    def compressed(self, variant: Variant, ratio: float) -> tuple[Session, float]:
-        """A fork, compressed, and the seconds that this would take alone."""
+    def compressed(self, variant: Variant, ratio: float) -> tuple[Session, Build]:
+        """A fork, compressed, and what this would take alone."""
         fork = self._reading.session.fork()
         method = make_compressor(variant.method, variant.options)
         spent = 0.0
@@ -97,7 +114,7 @@ class Grid:
             score, spent = self._scores[variant.name]
             object.__setattr__(method, "score", score)
         done = fork.compress(ratio=ratio, method=method, question=self._question)
-        return fork, spent + done.seconds
+        return fork, Build(spent + done.seconds, done.stages)
 
     def _score(self, method: Compressor) -> tuple[Callable[[Context], Tensor], float]:
         """The scores of all tokens, to look up those of any choice of them."""
@@ -161,7 +178,7 @@ class _Made:
     variant: str
     modes: Sequence[str]
     ratio: float
-    build: float
+    build: Build
     kv_bytes: int
     entries: int
 
@@ -176,7 +193,7 @@ def ask(
     """
     reading = read(engine, *encode(engine.tokenizer, prompt))
 
-    def made(fork: Session, variant: str, modes: Sequence[str], ratio: float, build: float) -> _Made:
+    def made(fork: Session, variant: str, modes: Sequence[str], ratio: float, build: Build) -> _Made:
         return _Made(fork, variant, modes, ratio, build, fork.stats().kv_bytes, entries_of(fork))
 
     def cells(group: Sequence[_Made]) -> Iterator[dict[str, Any]]:
@@ -192,14 +209,14 @@ def ask(
                     "score": prompt.score(reply),
                     "kv_bytes": one.kv_bytes,
                     "entries": one.entries,
-                    "build_s": one.build,
+                    **one.build.to_json(),
                     "prefill_s": reading.seconds,
                     "answer_s": seconds,
                     "context_tokens": len(reading.session),
                     "reply": reply,
                 }
 
-    yield from cells([made(reading.session.fork(), "full", ["any"], 1.0, 0.0)])
+    yield from cells([made(reading.session.fork(), "full", ["any"], 1.0, Build())])
     grids = {mode: Grid(reading, mode) for mode in modes}
     waiting: list[_Made] = []
     for variant in variants:
@@ -232,7 +249,7 @@ def go_on(
     want = reading.session.fork().feed(rest).log_softmax(-1)
     grid = Grid(reading, "agnostic")
 
-    def cell(session: Session, method: str, ratio: float, build: float) -> dict[str, Any]:
+    def cell(session: Session, method: str, ratio: float, build: Build) -> dict[str, Any]:
         used, kept = session.stats().kv_bytes, entries_of(session)
         got = session.feed(rest).log_softmax(-1)
         same = (got.argmax(-1) == want.argmax(-1)).double().mean()
@@ -244,12 +261,12 @@ def go_on(
             "kl": float((want.exp() * (want - got)).sum(-1).mean()),
             "kv_bytes": used,
             "entries": kept,
-            "build_s": build,
+            **build.to_json(),
             "prefill_s": reading.seconds,
             "context_tokens": tokens,
         }
 
-    yield cell(reading.session.fork(), "full", 1.0, 0.0)
+    yield cell(reading.session.fork(), "full", 1.0, Build())
     for variant in variants:
         for ratio in ratios:
             fork, build = grid.compressed(variant, ratio)

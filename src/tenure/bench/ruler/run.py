@@ -183,6 +183,8 @@ def summary(folder: Path) -> dict[str, Any]:
             values = [one[name] for one in group if name in one]
             if values:
                 cell[name] = statistics.fmean(values)
+        if told := [one["stages"] for one in group if "stages" in one]:
+            cell["stages"] = {stage: statistics.fmean(one[stage] for one in told) for stage in told[0]}
         cells.append(cell)
     return {"cells": cells}
 
