@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -108,6 +109,13 @@ def test_a_run_is_resumed_and_summed_up(engines, tmp_path, monkeypatch):
     assert again == found
     assert stamps == {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     assert summary(tmp_path) == found
+    more = run(engine, replace(settings, ratios=(4.0,), modes=("agnostic",)), tmp_path, range(1), resume=True)
+    ratios = {
+        (c["mode"], c["ratio"]) for c in more["cells"] if c["method"] == "snapkv" and c["family"] == "single"
+    }
+    assert ratios == {(mode, ratio) for mode in ("agnostic", "aware") for ratio in (2.0, 8.0)} | {
+        ("agnostic", 4.0)
+    }
 
 
 def test_ranks_share_ties_and_leave_empty_cells_out():

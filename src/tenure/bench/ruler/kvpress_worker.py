@@ -10,7 +10,6 @@ import json
 import os
 import sys
 import time
-from contextlib import nullcontext
 from typing import Any
 
 import kvpress
@@ -28,7 +27,6 @@ def press_of(name: str, removed: float) -> Any:
         ),
         "kvpress-adakv-snapkv": lambda: kvpress.AdaKVPress(kvpress.SnapKVPress(compression_ratio=removed)),
         "kvpress-pyramidkv": lambda: kvpress.PyramidKVPress(compression_ratio=removed),
-        "kvpress-criticalkv": lambda: kvpress.CriticalKVPress(kvpress.SnapKVPress(compression_ratio=removed)),
         "kvpress-lagkv": lambda: kvpress.LagKVPress(compression_ratio=removed),
         "kvpress-keydiff": lambda: kvpress.KeyDiffPress(compression_ratio=removed),
         "kvpress-knorm": lambda: kvpress.KnormPress(compression_ratio=removed),
@@ -39,6 +37,52 @@ def press_of(name: str, removed: float) -> Any:
     return makers[name]()
 
 
+class Reading:
+    """A context that was read once, with what every attention layer was called with.
+
+    Presses work in hooks behind each attention layer and change nothing but the cache, so they can be run behind
+    the reading as well, any number of them on the same one.
+    """
+
+    def __init__(self, model: Any, ids: list[int]) -> None:
+        self.model, self.ids = model, ids
+        self.cache = DynamicCache()
+        self._calls: list[tuple[Any, dict[str, Any], Any]] = []
+        hooks = []
+        for layer in model.model.layers:
+            layer.self_attn.rotary_emb = model.model.rotary_emb
+            layer.self_attn.masked_key_indices = None
+            hooks.append(layer.self_attn.register_forward_hook(self._note, with_kwargs=True))
+        started = time.perf_counter()
+        model.model(input_ids=torch.tensor([ids]), past_key_values=self.cache)
+        self.seconds = time.perf_counter() - started
+        for hook in hooks:
+            hook.remove()
+
+    def _note(self, module: Any, _: Any, kwargs: dict[str, Any], output: Any) -> None:
+        kept = {name: value for name, value in kwargs.items() if name != "past_key_values"}
+        self._calls.append((module, kept, output[1]))
+
+    def compressed(self, press: Any) -> tuple[Any, float]:
+        """A compressed copy of the cache, and the seconds beyond the reading."""
+        for module, _, _ in self._calls:
+            module.masked_key_indices = None
+        if press is None:
+            return copy.deepcopy(self.cache), 0.0
+        if isinstance(press, kvpress.KVzipPress):  # reads all of the context again by itself
+            cache = DynamicCache()
+            with press(self.model):
+                self.model.model(input_ids=torch.tensor([self.ids]), past_key_values=cache)
+                read = time.perf_counter()
+            return cache, time.perf_counter() - read
+        cache = copy.deepcopy(self.cache)
+        started = time.perf_counter()
+        press.post_init_from_model(self.model)
+        for module, kwargs, attentions in self._calls:
+            press.forward_hook(module, [], {**kwargs, "past_key_values": cache}, [None, attentions])
+        return cache, time.perf_counter() - started
+
+
 class Player:
     """Greedy decoding by hand on a compressed cache."""
 
@@ -46,44 +90,39 @@ class Player:
         torch.set_num_threads(job["threads"])
         torch.set_grad_enabled(False)
         dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[job["dtype"]]
-        self.model = AutoModelForCausalLM.from_pretrained(job["path"], torch_dtype=dtype).eval()
+        self.model = AutoModelForCausalLM.from_pretrained(job["path"], dtype=dtype).eval()
         self.stops = set(job["stop_ids"])
-        self.prefill: dict[int, float] = {}
+        self.model.model(input_ids=torch.arange(64)[None])  # warms up
 
-    def read(self, ids: list[int], press: Any) -> tuple[Any, float]:
-        """A cache of the ids, compressed if there is a press, and the seconds."""
-        cache = DynamicCache()
-        started = time.perf_counter()
-        with press(self.model) if press is not None else nullcontext():
-            self.model.model(input_ids=torch.tensor([ids]), past_key_values=cache)
-        return cache, time.perf_counter() - started
+    def prompt(self, before: list[int], question: list[int], most: int) -> None:
+        """What the cells that follow are about."""
+        self.before, self.question, self.most = before, question, most
+        self.readings: dict[bool, Reading] = {}
 
-    def cell(
-        self, before: list[int], question: list[int], most: int, name: str, ratio: float, aware: bool
-    ) -> Any:
+    def cell(self, name: str, ratio: float, aware: bool) -> dict[str, Any]:
         """Compress and answer.
 
         With the question known, all of it but the last token is read with the context, as kvpress does it.
         """
-        known = before + question[:-1] if aware else before
-        rest = question[-1:] if aware else question
-        if len(known) not in self.prefill:
-            self.read(known, None)  # warms up
-            self.prefill[len(known)] = self.read(known, None)[1]
+        if aware not in self.readings:
+            self.readings = {}  # one at a time: a reading holds the hidden states of every layer
+            known = self.before + self.question[:-1] if aware else self.before
+            self.readings[aware] = Reading(self.model, known)
+        reading = self.readings[aware]
+        rest = self.question[-1:] if aware else self.question
         press = None if name == "kvpress-full" else press_of(name, 1 - 1 / ratio)
-        cache, seconds = self.read(known, press)
+        cache, seconds = reading.compressed(press)
         kept = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
         return {
-            "ids": self.answer(cache, len(known), rest, most),
-            "build_s": max(0.0, seconds - self.prefill[len(known)]),
-            "prefill_s": self.prefill[len(known)],
+            "ids": self.answer(cache, len(reading.ids), rest, self.most),
+            "build_s": seconds,
+            "prefill_s": reading.seconds,
             # Head-wise presses only hide entries: the cache is as large as before.
             "kv_bytes": kept,
         }
 
     def answer(self, cache: Any, start: int, question: list[int], most: int) -> list[int]:
-        """Greedy tokens behind a question, positions going on from the whole context's length."""
-        cache = copy.deepcopy(cache)
+        """Greedy tokens behind a question, positions going on from the whole context's length; uses the cache up."""
         ids = question
         written: list[int] = []
         while len(written) < most:
@@ -104,15 +143,14 @@ def main() -> None:
     os.dup2(2, 1)  # libraries print; stdout is ours alone
     player = Player(json.loads(sys.stdin.readline()))
     print(json.dumps({"ready": True, "version": getattr(kvpress, "__version__", None)}), file=out, flush=True)
-    prompt: dict[str, Any] = {}
     for line in sys.stdin:
         command = json.loads(line)
         if command.pop("do") == "prompt":
-            prompt = command
+            player.prompt(**command)
             answer: dict[str, Any] = {"ready": True}
         else:
             try:
-                answer = player.cell(**prompt, **command)
+                answer = player.cell(**command)
             except Exception as error:  # one press failing must not end the run
                 answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=out, flush=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,8 @@ import torch
 
 from tenure.bench import record
 from tenure.bench.peers.drive import Peer, Worker, python_of
-from tenure.bench.ruler.run import summary
-from tenure.bench.ruler.tasks import VERSION, encode, make
+from tenure.bench.ruler.run import merged, summary
+from tenure.bench.ruler.tasks import VERSION, Prompt, encode, make
 from tenure.engine import compute_dtype
 from tenure.errors import ConfigError
 from tenure.models.sources import resolve
@@ -26,7 +26,6 @@ PRESSES = (
     "kvpress-adakv-expected",
     "kvpress-expected",
     "kvpress-pyramidkv",
-    "kvpress-criticalkv",
     "kvpress-lagkv",
     "kvpress-keydiff",
     "kvpress-knorm",
@@ -34,7 +33,7 @@ PRESSES = (
     "kvpress-streaming",
     "kvpress-kvzip",
 )
-"""CAKE is not in kvpress; PyramidKV is the press that gives layers different budgets."""
+"""CAKE is not in kvpress; PyramidKV is the press that gives layers different budgets. CriticalKV fails on Qwen2."""
 
 
 def run(
@@ -93,30 +92,17 @@ def run(
             for seed in seeds:
                 for family in families:
                     path = results / name / f"{family}-{length}-{seed:04d}.json"
-                    if resume and path.exists() and _has(path, names, ratios):
+                    old = json.loads(path.read_text(encoding="utf-8")) if resume and path.exists() else None
+                    if old and _has(old, names, ratios):
                         continue
                     note(f"{family}, {length} tokens, seed {seed}")
                     prompt = make(family, seed, length, count)
-                    before, question = encode(tokenizer, prompt)
-                    worker.do(do="prompt", before=before, question=question, most=prompt.most)
-                    cells = []
-                    grid = [("kvpress-full", 1.0, "any")]
-                    grid += [(press, ratio, mode) for mode in modes for press in names for ratio in ratios]
-                    for press, ratio, mode in grid:
-                        told = worker.do(do="cell", name=press, ratio=ratio, aware=mode == "aware")
-                        cell = {"method": press, "mode": mode, "ratio": ratio}
-                        if "error" in told:
-                            cells.append(cell | {"error": told["error"], "score": 0.0})
-                            continue
-                        reply = tokenizer.decode(told.pop("ids"))
-                        cells.append(
-                            cell
-                            | told
-                            | {"score": prompt.score(reply), "context_tokens": len(before), "reply": reply}
-                        )
+                    cells, failed = _play(worker, tokenizer, prompt, names, ratios, modes)
+                    if old:
+                        cells, failed = merged(old["cells"], cells), old["failed"] | failed
                     head = {"bench": "ruler", **record.origin(), "peer": KVPRESS, "task_version": VERSION}
                     head |= {"family": family, "tokens": length, "seed": seed, "model": model}
-                    record.write(path, {**head, "cells": cells})
+                    record.write(path, {**head, "failed": failed, "cells": cells})
     finally:
         worker.close()
     summed = summary(results / name)
@@ -127,11 +113,36 @@ def run(
     return {"cells": len(summed["cells"])}
 
 
-def _has(path: Path, names: Sequence[str], ratios: Sequence[float]) -> bool:
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    return {(name, ratio) for name in names for ratio in ratios} <= {
-        (cell["method"], cell["ratio"]) for cell in cells
-    }
+def _play(
+    worker: Worker,
+    tokenizer: Any,
+    prompt: Prompt,
+    names: Sequence[str],
+    ratios: Sequence[float],
+    modes: Sequence[str],
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Cells of one prompt, and what presses said that failed."""
+    before, question = encode(tokenizer, prompt)
+    worker.do(do="prompt", before=before, question=question, most=prompt.most)
+    cells: list[dict[str, Any]] = []
+    failed: dict[str, str] = {}
+    grid = [("kvpress-full", 1.0, "any")]
+    grid += [(press, ratio, mode) for mode in modes for press in names for ratio in ratios]
+    for press, ratio, mode in grid:
+        told = worker.do(do="cell", name=press, ratio=ratio, aware=mode == "aware")
+        if "error" in told:
+            failed[press] = told["error"]
+            continue
+        reply = tokenizer.decode(told.pop("ids"))
+        cell = {"method": press, "mode": mode, "ratio": ratio, **told}
+        cells.append(cell | {"score": prompt.score(reply), "context_tokens": len(before), "reply": reply})
+    return cells, failed
+
+
+def _has(found: Mapping[str, Any], names: Sequence[str], ratios: Sequence[float]) -> bool:
+    """Whether each press has its cells, or has failed."""
+    known = {(cell["method"], cell["ratio"]) for cell in found["cells"]}
+    return all(name in found["failed"] or (name, ratio) in known for name in names for ratio in ratios)
 
 
 def _stops(tokenizer: Any) -> list[int]:

@@ -122,14 +122,20 @@ def run(
                     continue
                 note(f"{family}, {tokens} tokens, seed {seed}")
                 cells = _cells(engine, settings, family, tokens, seed, variants)
-                if resume and found:  # another run has asked other methods or ratios
-                    new = {(c["method"], c["mode"], c["ratio"]) for c in cells}
-                    cells = [
-                        *(c for c in found["cells"] if (c["method"], c["mode"], c["ratio"]) not in new),
-                        *cells,
-                    ]
+                if resume and found:
+                    cells = merged(found["cells"], cells)
                 record.write(path, {**_head(settings, family, tokens, seed), "cells": cells})
     return summary(folder)
+
+
+def merged(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Cells of a prompt after another run, which may have asked other methods or ratios."""
+
+    def key(cell: Mapping[str, Any]) -> tuple[Any, ...]:
+        return cell["method"], cell["mode"], cell["ratio"]
+
+    again = {key(cell) for cell in new}
+    return [*(cell for cell in old if key(cell) not in again), *new]
 
 
 def _head(settings: Settings, family: str, tokens: int, seed: int) -> dict[str, Any]:
