@@ -5,7 +5,7 @@ share: a question points to the key of a fact, and what stands beside the key is
 points to are read again, and each of their tokens counts by how it is looked at where it is repeated, as KVzip does with
 all of the context at two to three times the cost of reading it. Without the question: queries of the turn that
 followed; else an even sample of the context is read again. Tokens outside the sample are judged by what their head finds
-in it and by how rare they are: heads differ more than tokens do.
+in it, by how rare they are and by how much they stand out: heads differ more than tokens do.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor
 from tenure.compress.base import Context
 from tenure.compress.gracekv.flow import Flow, direct
 from tenure.compress.gracekv.partition import rarity
+from tenure.compress.keydiff import KeyDiff
 from tenure.compress.probes import Probes, join
 from tenure.compress.snapkv import pooled
 
@@ -114,10 +115,10 @@ def _sampled(
     for start, stop in stretches:
         seen[start:stop] = True
     if guess and bool(seen.any()) and not bool(seen.all()):
-        # What a head finds of the text where it is repeated says how much it needs of the rest; the rarer a token, the
-        # less it can be told from what is around it.
+        # What a head finds of the text where it is repeated says how much it needs of the rest; the rarer a token and the
+        # more it stands out, the less it can be told from what is around it.
         need = rarity(context.ids[0])
-        need = (need / need[seen].mean().clamp(min=1e-6)).clamp(0.25, 2.0)
+        need = (need / need[seen].mean().clamp(min=1e-6)).clamp(0.25, 2.0) * _standing_out(context)
         peaks = torch.where(seen, peaks, peaks[:, :, seen].mean(-1, keepdim=True) * need)
     return replace(flow, relevance=torch.maximum(flow.relevance, peaks))
 
@@ -148,6 +149,13 @@ def _repeated(context: Context, stretches: Sequence[Stretch]) -> tuple[Tensor, l
                 peaks[layer, :, begin:stop] = torch.maximum(peaks[layer, :, begin:stop], shares.amax((1, 2)))
         readings.append(reading)
     return peaks, readings
+
+
+def _standing_out(context: Context) -> Tensor:
+    """1 for the usual token, up to 4 for one whose keys are unlike all others, ``[T]``: by KeyDiff's score."""
+    score = KeyDiff().score(context)
+    score = (score - score.mean(-1, keepdim=True)) / (score.std(-1, keepdim=True) + 1e-6)
+    return 1 + score.mean((0, 1)).clamp(-1.0, 3.0)
 
 
 def _edges(slot: Tensor, slots: int) -> list[Stretch]:
