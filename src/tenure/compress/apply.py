@@ -104,7 +104,7 @@ def compress(
     memory, engine = session.memory, session.engine
     layout = memory.device.layout
     heads = layout.layers * layout.kv_heads
-    room = min(memory.config.chunk, _ROOM) if memory.policy.evicts else _ROOM
+    room = _room(memory)
     if ratio != 1 and memory.ledger.rows:
         memory.prepare(room)  # first, because it may evict or renumber
     chosen = _chosen(memory, span)
@@ -145,6 +145,26 @@ def compress(
     return report(entries, context.seconds)
 
 
+@torch.inference_mode()
+def look(session: Session, span: Where = None, *, question: str | Sequence[int] | None = None) -> Context:
+    """What a compressor would see of a part of a session, none of its newest tokens exact. Changes nothing.
+
+    Args:
+        session: idle, without waiting tokens, with something to compress in the part.
+        span: the part, see :func:`compress`.
+        question: what will be asked, see :func:`compress`.
+
+    Raises:
+        UnknownSpanError: no such span.
+    """
+    memory = session.memory
+    room = _room(memory)
+    memory.prepare(room)
+    exact, _ = _protected(memory)
+    mask = _even(memory, _chosen(memory, span) & ~exact, exact)
+    return _context(session, mask, question, None, SessionReader(session.engine, memory, room))
+
+
 def check_amount(ratio: float | None, budget: int | None) -> None:
     """Raise ConfigError where nothing can be compressed to these; see :func:`compress`."""
     if (ratio is None) == (budget is None):
@@ -155,6 +175,11 @@ def check_amount(ratio: float | None, budget: int | None) -> None:
         raise ConfigError(
             f"{budget} entries cannot stand for anything", option="budget", way_out="Give 1 or more"
         )
+
+
+def _room(memory: Memory) -> int:
+    """Tokens that can be read behind a session at once."""
+    return min(memory.config.chunk, _ROOM) if memory.policy.evicts else _ROOM
 
 
 def _chosen(memory: Memory, where: Where) -> Tensor:

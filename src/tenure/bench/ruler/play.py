@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +12,8 @@ from torch import Tensor
 
 from tenure.bench.ruler.tasks import Prompt, encode, prose
 from tenure.compress import make_compressor
-from tenure.compress.base import Compressor, Context, Scorer
+from tenure.compress.apply import look
+from tenure.compress.base import Context, Scorer
 
 if TYPE_CHECKING:
     from tenure.engine import Engine
@@ -86,10 +86,6 @@ class Build:
         return {"build_s": self.seconds, **({"stages": dict(self.stages)} if self.stages else {})}
 
 
-class _Scored(Exception):  # noqa: N818
-    pass
-
-
 class Grid:
     """All compressions of one reading, with what a method has scored once used for every ratio.
 
@@ -101,7 +97,7 @@ class Grid:
     def __init__(self, reading: Reading, mode: str) -> None:
         self._reading = reading
         self._question = reading.question if mode == "aware" else None
-        self._scores: dict[str, tuple[Callable[[Context], Tensor], float]] = {}
+        self._scored: dict[str, tuple[Scorer, float]] = {}
 
     def compressed(self, variant: Variant, ratio: float) -> tuple[Session, Build]:
         """A fork, compressed, and what this would take alone."""
@@ -109,34 +105,26 @@ class Grid:
         method = make_compressor(variant.method, variant.options)
         spent = 0.0
         if isinstance(method, Scorer):
-            if variant.name not in self._scores:
-                self._scores[variant.name] = self._score(method)
-            score, spent = self._scores[variant.name]
-            object.__setattr__(method, "score", score)
+            if variant.name not in self._scored:
+                self._scored[variant.name] = self._score(method)
+            method, spent = self._scored[variant.name]
         done = fork.compress(ratio=ratio, method=method, question=self._question)
         return fork, Build(spent + done.seconds, done.stages)
 
-    def _score(self, method: Compressor) -> tuple[Callable[[Context], Tensor], float]:
-        """The scores of all tokens, to look up those of any choice of them."""
-        found: list[tuple[Tensor, Tensor, dict[str, Tensor]]] = []
-        original = method.score  # type: ignore[attr-defined]
-
-        def keep(context: Context) -> Tensor:
-            found.append((original(context), context.logical[0], context.notes))
-            raise _Scored
-
-        object.__setattr__(method, "score", keep)
+    def _score(self, method: Scorer) -> tuple[Scorer, float]:
+        """The method with the scores of all tokens known, and the seconds that they took."""
         started = time.perf_counter()
-        with suppress(_Scored):
-            self._reading.session.fork().compress(ratio=2.0, method=method, question=self._question, recent=0)
+        context = look(self._reading.session.fork(), question=self._question)
+        score = method.score(context)
         seconds = time.perf_counter() - started
-        score, logical, notes = found[0]
 
-        def known(context: Context) -> Tensor:
-            context.notes.update(notes)
-            return score[:, :, torch.searchsorted(logical, context.logical[0])]
+        class Known(type(method)):  # type: ignore[misc]  # a subclass of the method at hand
+            def score(self, part: Context) -> Tensor:
+                part.notes.update(context.notes)
+                return score[:, :, torch.searchsorted(context.logical[0], part.logical[0])]
 
-        return known, seconds
+        options = {field.name: getattr(method, field.name) for field in fields(method)}
+        return Known(**options), seconds
 
 
 def answers(forks: Sequence[Session], question: Sequence[int], prompt: Prompt) -> list[str]:
