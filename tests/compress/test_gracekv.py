@@ -20,6 +20,7 @@ from tenure.compress.gracekv.evidence import gather
 from tenure.compress.gracekv.pack import assemble, frontier, prototypes
 from tenure.compress.gracekv.partition import curvature, partition, robust, uniform
 from tenure.compress.gracekv.trees import Judges, Tokens, _Argmax, _Pricer, grow
+from tenure.compress.probes import SessionReader
 from tenure.errors import ConfigError
 from tests.compress.test_apply import answer, filled, heads
 from tests.conftest import random_ids
@@ -456,6 +457,17 @@ def test_what_a_question_points_to_is_read_again(context, hops):
         assert len(found) * size <= repeat * len(text) + hops * size
     changed = (flow.relevance > alone.relevance).any(0).any(0).nonzero().flatten() // size
     assert set(changed.tolist()) <= {number - back for number in found for back in (0, 1)}
+
+
+def test_queries_of_the_turn_that_followed_add_to_the_evidence(context):
+    context, session = context
+    slot = torch.arange(context.shape[2])[None] // 30
+    options = {"probes": 16, "watchers": 2, "pool": 5, "hops": 1, "repeat": 0.25, "guess": True}
+    alone = gather(context, slot, 10, **options)
+    after = SessionReader(session.engine, session.memory, 64).behind([7, 8, 9, 10])
+    both = gather(replace(context, delayed=after), slot, 10, **options)
+    assert bool((both.relevance >= alone.relevance).all())
+    assert bool((both.relevance > alone.relevance).any())
 
 
 def test_wrong_options_are_named():

@@ -1,7 +1,7 @@
 """Late compression: what is older than the last turn is compressed when the next one begins, off by default.
 
-One turn late, because what a turn asks of its past is not known before: the queries of the turn that followed are the
-probes (the delayed proxies of the literature on online compaction). Pins and what the plan reads stay exact.
+One turn late, because what a turn asks of its past is not known before: the queries of the turn that followed are
+evidence (the delayed proxies of the literature on online compaction). Pins and what the plan reads stay exact.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 A token counts by the largest share that a query gives it. With the question, these are its queries, and neighbours
 share: a question points to the key of a fact, and what stands beside the key is wanted next. Then the stretches that it
 points to are read again, and each of their tokens counts by how it is looked at where it is repeated, as KVzip does with
-all of the context at two to three times the cost of reading it. Without the question: queries of the turn that
-followed; else an even sample of the context is read again. Tokens outside the sample are judged by what their head finds
-in it, by how rare they are and by how much they stand out: heads differ more than tokens do.
+all of the context at two to three times the cost of reading it. Without the question an even sample of the context is
+read again; queries of the turn that followed, where they were kept, count beside it. Tokens outside the sample are judged
+by what their head finds in it, by how rare they are and by how much they stand out: heads differ more than tokens do.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def gather(
         context: the tokens.
         slot: number of each token's slot, ``[L or 1, T]``.
         slots: how many there are.
-        probes: queries that everything is measured by.
+        probes: queries of a reading that everything is measured by.
         watchers: queries a slot for distortions.
         pool: odd width over which neighbours share what a question looks at.
         hops: how often the stretches are read again that a question leads to.
@@ -59,15 +59,14 @@ def gather(
     """
     if context.question:
         asked = context.reader.behind(context.question[-context.reader.limit :]).every(probes)
-        flow = direct(context, asked, slot, slots, most=watchers, peak=True)
+        flow = direct(context, asked, slot, slots, most=watchers)
         return _followed(
             context, replace(flow, relevance=pooled(flow.relevance, pool)), slot, slots, hops, repeat
         )
-    tail = context.reader.tail(_TAIL)
+    known = [context.reader.tail(_TAIL)]
     if context.delayed is not None:
-        after = context.delayed.every(probes)
-        return direct(context, join([after, tail]), slot, slots, most=watchers, peak=False)
-    return _sampled(context, slot, slots, tail, probes, watchers, repeat, guess)
+        known.append(context.delayed.every(probes))
+    return _sampled(context, slot, slots, known, probes, watchers, repeat, guess)
 
 
 def _followed(context: Context, flow: Flow, slot: Tensor, slots: int, hops: int, repeat: float) -> Flow:
@@ -91,7 +90,7 @@ def _followed(context: Context, flow: Flow, slot: Tensor, slots: int, hops: int,
         peaks, readings = _repeated(context, sorted(chosen))
         relevance = torch.maximum(relevance, peaks)
         if readings and hop + 1 < hops:
-            pointed = direct(context, join(readings), slot, slots, most=1, peak=True).relevance
+            pointed = direct(context, join(readings), slot, slots, most=1).relevance
     return replace(flow, relevance=relevance)
 
 
@@ -99,7 +98,7 @@ def _sampled(
     context: Context,
     slot: Tensor,
     slots: int,
-    tail: Probes,
+    known: Sequence[Probes],
     probes: int,
     watchers: int,
     repeat: float,
@@ -109,8 +108,8 @@ def _sampled(
     tokens = context.shape[2]
     stretches = _sample(_edges(slot, slots), int(repeat * tokens), tokens)
     peaks, readings = _repeated(context, stretches)
-    general = join([*(one.every(max(1, probes // max(1, len(readings)))) for one in readings), tail])
-    flow = direct(context, general, slot, slots, most=watchers, peak=True)
+    general = join([*(one.every(max(1, probes // max(1, len(readings)))) for one in readings), *known])
+    flow = direct(context, general, slot, slots, most=watchers)
     seen = torch.zeros(tokens, dtype=torch.bool, device=slot.device)
     for start, stop in stretches:
         seen[start:stop] = True

@@ -1,7 +1,7 @@
 """Stage 3: what each token is worth. Attention of probes, what they lead on to, and how much a head matters.
 
-GraceKV's equations (9) to (11) in a third-party reading of arXiv 2608.07001; the number of seeds, the decay of hops and
-everything about an unknown question are our choice.
+GraceKV's equations (9) and (11) in a third-party reading of arXiv 2608.07001; the largest share in place of the sum, and
+all that is read again (``evidence.py``), are our choice.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Flow:
     lse: Tensor
 
 
-def direct(context: Context, probes: Probes, slot: Tensor, slots: int, *, most: int, peak: bool) -> Flow:
+def direct(context: Context, probes: Probes, slot: Tensor, slots: int, *, most: int) -> Flow:
     """What probes look at.
 
-    ``s_t = sum_u sum_h softmax_u(q_u^h k)_t`` over probes and the query heads of a kv head, with sum one a head; or,
-    with ``peak``, the largest share instead of the sum, as KVzip takes it, which does not let a token gain by being
-    looked at a little by many.
+    ``s_t = max_u max_h softmax_u(q_u^h k)_t`` over probes and the query heads of a kv head, as KVzip takes it. The paper
+    sums, and scales the sums of each head to one; the largest share does not let a token gain by being looked at a
+    little by many, and leaves heads as they are.
 
     Args:
         context: the tokens.
@@ -48,7 +48,6 @@ def direct(context: Context, probes: Probes, slot: Tensor, slots: int, *, most: 
         slot: number of each token's slot, ``[L or 1, T]``.
         slots: how many there are.
         most: queries a slot that are kept for distortions.
-        peak: see above.
     """
     layers, heads, _ = context.shape
     relevance = torch.empty(context.shape, device=context.keys.device)
@@ -56,13 +55,11 @@ def direct(context: Context, probes: Probes, slot: Tensor, slots: int, *, most: 
     kept: list[tuple[Tensor, Tensor, Tensor]] = []
     for layer in range(layers):
         shares = probes.shares(layer, context.rotated[layer], context.cos_sin, context.kernels, context.scale)
-        relevance[layer] = shares.amax((1, 2)) if peak else shares.sum((1, 2))
+        relevance[layer] = shares.amax((1, 2))
         sensitivity[layer] = head_weight(context, layer, shares)
         kept.append(
             _watchers(context, probes, layer, shares.flatten(1, 2), slot[layer % len(slot)], slots, most)
         )
-    if not peak:
-        relevance /= relevance.sum(-1, keepdim=True) + 1e-12
     queries, looked, lse = (torch.stack(part) for part in zip(*kept, strict=True))
     return Flow(relevance, sensitivity, queries, looked, lse)
 
