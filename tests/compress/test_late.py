@@ -91,6 +91,17 @@ def test_plans_and_pins_stay_exact_and_a_budget_is_kept(engine):
     assert session.memory.frozen.entries > 0
 
 
+def test_what_cannot_be_compressed_is_told_once_and_left_to_eviction(engine, caplog):
+    session = engine.session(budget=420, chunk=8, policy="recency", compress="kvzip")
+    with caplog.at_level("INFO", logger="tenure.compress"):
+        for _ in range(4):
+            session.ask(TEXT[:60], max_tokens=3)
+            check_ledger(session)
+    assert session.memory.frozen.entries == 0
+    assert [one.levelname for one in caplog.records] == ["WARNING", "INFO"]
+    assert "chunk" in caplog.text
+
+
 def test_off_by_default_and_checked():
     assert SessionConfig().compress is None
     for ratio in (0.5, "4", float("nan")):

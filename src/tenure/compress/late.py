@@ -6,7 +6,7 @@ evidence (the delayed proxies of the literature on online compaction). Pins and 
 
 from __future__ import annotations
 
-from contextlib import suppress
+import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from tenure.cache.attend import Watch
     from tenure.memory import Memory
     from tenure.session import Session
+
+_LOG = logging.getLogger("tenure.compress")
 
 _KEPT = 64
 """Queries of a turn that are kept."""
@@ -46,6 +48,7 @@ class Late:
         self._done = 0
         """Tokens before it were compressed, or had their chance."""
         self._seen: list[tuple[int, Recorder]] = []
+        self._told = False
 
     def watch(self, start: int, count: int) -> Watch | None:
         """Keep queries of a forward of several tokens; answers, token by token, are not watched."""
@@ -64,10 +67,13 @@ class Late:
         if turn - start >= _LEAST:
             session.engine.drain([session])
             delayed = self._probes(memory, turn)
-            with suppress(ConfigError):  # layers lost different tokens of it: eviction goes on alone
+            try:
                 session.compress(
                     (start, turn), ratio=self.ratio, method=self.method, recent=0, delayed=delayed
                 )
+            except ConfigError as error:  # layers lost different tokens of it, or the chunk is short
+                _LOG.log(logging.INFO if self._told else logging.WARNING, "left to eviction: %s", error)
+                self._told = True
             self._done = turn
             self._make_room(memory)
         self._turn, self._seen = now, []
@@ -105,4 +111,5 @@ class Late:
         """For a fork of the session."""
         copy = Late(self.method, self.ratio)
         copy._turn, copy._done, copy._seen = self._turn, self._done, list(self._seen)
+        copy._told = self._told
         return copy
