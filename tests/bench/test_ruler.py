@@ -155,7 +155,8 @@ def test_the_page_has_a_table_and_a_plot(tmp_path):
         cell("full", "any", 1.0, 0.9),
         cell("gracekv", "agnostic", 4.0, 0.8),
         cell("gracekv", "agnostic", 4.0, 0.4, "twohop"),
-        cell("gracekv", "agnostic", 4.0, 0.1, "continuation"),
+        {**cell("gracekv", "agnostic", 4.0, 0.1, "continuation"), "kl": 0.25},
+        *(cell("snapkv", "agnostic", ratio, 0.1) for ratio in (4.0, 8.0)),
         {**cell("gracekv", "aware", 8.0, 0.5), "stages": {"flow": 1.2, "trees": 0.15}},
     ]
     head = {"bench": "ruler", "model": "tiny", "date": "2026-01-01", "commit": "abc", "machine": MACHINE}
@@ -168,11 +169,13 @@ def test_the_page_has_a_table_and_a_plot(tmp_path):
     page = tmp_path / "docs" / "results.md"
     files = write(results, page, tmp_path / "docs" / "img")
     text = page.read_text()
-    assert "| gracekv | 0.60 | 1.50 | 3.00 |" in text
-    assert "| kvpress-kvzip | 0.50 | 1.50 | 3.00 |" in text
+    assert "| gracekv | 0.60 | - | 1.50 | 3.00 |" in text
+    assert "| kvpress-kvzip (1) | 0.50 | - | 1.50 | 3.00 |" in text
+    assert "| snapkv (1) | 0.10 | 0.10 | 1.50 | 3.00 |" in text
+    assert "| gracekv | 0.100, 0.250 |" in text
     assert "| tokens | question | build s | over reading | flow | trees |" in text
     assert "| 4,096 | known | 1.50 | 0.50 | 80% | 10% |" in text
-    assert "| full | 0.90 | 1.50 | 3.00 |" in text
+    assert "| full (1) | 0.90 | 0.90 | 1.50 | 3.00 |" in text
     assert text.index("| gracekv") < text.index("| kvpress-kvzip")
     assert [path.name for path in files] == ["results.md", "ruler-tiny.png"]
     assert "(img/ruler-tiny.png)" in text

@@ -41,24 +41,83 @@ def section(models: Mapping[str, Sequence[Cell]]) -> str:
     for model, cells in sorted(models.items()):
         lines.append(f"### {model}\n")
         for mode, tokens in _grids(cells):
-            rows = means(cells, mode, tokens)
-            ratios = sorted({ratio for row in rows.values() for ratio in row if ratio > 1})
-            known = "with the question unknown" if mode == "agnostic" else "with the question known"
-            lines += [f"Mean score of the task families, {tokens:,} tokens, {known} to the compressor.\n"]
-            lines += [f"| method | {' | '.join(f'{ratio:g}x' for ratio in ratios)} | build s | prefill s |"]
-            lines += ["|---" * (len(ratios) + 3) + "|"]
-            full = [name for name in rows if 1.0 in rows[name]]
-            for name in full + sorted(
-                set(rows) - set(full), key=lambda name: -statistics.fmean(rows[name].values())
-            ):
-                scores = [rows[name].get(1.0 if name in full else ratio) for ratio in ratios]
-                shown = " | ".join("-" if score is None else f"{score:.2f}" for score in scores)
-                lines.append(f"| {name} | {shown} | {_mean(cells, name, tokens, 'build_s')} "
-                             f"| {_mean(cells, name, tokens, 'prefill_s')} |")  # fmt: skip
-            lines.append("")
+            lines += _table(cells, mode, tokens)
+        lines += _continued(cells)
         lines += _built(cells)
         lines.append(_standing(cells) + "\n")
     return "\n".join(lines)
+
+
+def _table(cells: Sequence[Cell], mode: str, tokens: int) -> list[str]:
+    rows, families = means(cells, mode, tokens), _families(cells, mode, tokens)
+    every = set().union(*families.values())
+    ratios = sorted({ratio for row in rows.values() for ratio in row if ratio > 1})
+    known = "unknown" if mode == "agnostic" else "known"
+    lines = [
+        f"Mean score of the task families ({_spread(cells, mode, tokens)}), {tokens:,} tokens, question {known} to the "
+        "compressor. In brackets: the families of a method that has not all.\n"
+    ]
+    lines += [f"| method | {' | '.join(f'{ratio:g}x' for ratio in ratios)} | build s | prefill s |"]
+    lines += ["|---" * (len(ratios) + 3) + "|"]
+    full = [name for name in rows if 1.0 in rows[name]]
+    rest = sorted(set(rows) - set(full), key=lambda name: -statistics.fmean(rows[name].values()))
+    for name in full + rest:
+        scores = [rows[name].get(1.0 if name in full else ratio) for ratio in ratios]
+        shown = " | ".join("-" if score is None else f"{score:.2f}" for score in scores)
+        note = "" if families[name] == every else f" ({len(families[name])})"
+        lines.append(f"| {name}{note} | {shown} | {_mean(cells, name, tokens, 'build_s')} "
+                     f"| {_mean(cells, name, tokens, 'prefill_s')} |")  # fmt: skip
+    return [*lines, ""]
+
+
+def _families(cells: Sequence[Cell], mode: str, tokens: int) -> dict[str, set[str]]:
+    """Families of tasks that each method has played."""
+    found: dict[str, set[str]] = {}
+    for cell in cells:
+        if cell["tokens"] == tokens and cell["mode"] in (mode, "any") and cell["family"] != "continuation":
+            found.setdefault(cell["method"], set()).add(cell["family"])
+    return found
+
+
+def _spread(cells: Sequence[Cell], mode: str, tokens: int) -> str:
+    """How many families and prompts a grid has."""
+    every = set().union(*_families(cells, mode, tokens).values())
+    counts = [
+        cell["n"]
+        for cell in cells
+        if cell["tokens"] == tokens and cell["mode"] == mode and cell["family"] in every
+    ]
+    most = max(counts)
+    least = min(counts)
+    prompts = f"{most}" if most == least else f"{least} to {most}"
+    return f"{len(every)}, of each {prompts} prompt{'s' if most > 1 else ''}"
+
+
+def _continued(cells: Sequence[Cell]) -> list[str]:
+    """How near the next 256 tokens of real text stay to the full cache's."""
+    lines: list[str] = []
+    mine = [cell for cell in cells if cell["family"] == "continuation" and cell["method"] != "full"]
+    for tokens in sorted({cell["tokens"] for cell in mine}):
+        here = [cell for cell in mine if cell["tokens"] == tokens]
+        ratios = sorted({cell["ratio"] for cell in here})
+        lines += [
+            f"Next tokens of real text after {tokens:,}: share with the full cache's likeliest, and KL in nats.\n"
+        ]
+        lines += [f"| method | {' | '.join(f'{ratio:g}x' for ratio in ratios)} |"]
+        lines += ["|---" * (len(ratios) + 1) + "|"]
+        rows: dict[str, dict[float, Cell]] = {}
+        for cell in here:
+            rows.setdefault(cell["method"], {})[cell["ratio"]] = cell
+        for name, row in sorted(
+            rows.items(), key=lambda one: statistics.fmean(c["kl"] for c in one[1].values())
+        ):
+            shown = [
+                f"{row[ratio]['score']:.3f}, {row[ratio]['kl']:.3f}" if ratio in row else "-"
+                for ratio in ratios
+            ]
+            lines.append(f"| {name} | {' | '.join(shown)} |")
+        lines.append("")
+    return lines
 
 
 def _built(cells: Sequence[Cell], ratio: float = 8.0) -> list[str]:
@@ -110,31 +169,55 @@ def draw(models: Mapping[str, Sequence[Cell]], images: Path) -> dict[str, Path]:
 
     pictures: dict[str, Path] = {}
     for model, cells in sorted(models.items()):
-        grids = _grids(cells)
+        grids = [grid for grid in _grids(cells) if _worth_drawing(means(cells, *grid))]
         if not grids:
             continue
-        figure, panels = plt.subplots(1, len(grids), figsize=(5 * len(grids), 4), squeeze=False, sharey=True)
+        figure, panels = plt.subplots(
+            1, len(grids), figsize=(5 * len(grids) + 2, 4), squeeze=False, sharey=True
+        )
+        lines: dict[str, Any] = {}
         for panel, (mode, tokens) in zip(panels[0], grids, strict=True):
             for method, row in sorted(means(cells, mode, tokens).items()):
                 if 1.0 in row:
-                    panel.axhline(row[1.0], color="grey", linestyle=":", label=method)
+                    lines[method] = panel.axhline(row[1.0], color="grey", linestyle=":")
                     continue
                 ratios = sorted(row)
-                heavy = method == "gracekv"
-                panel.plot(ratios, [row[ratio] for ratio in ratios], marker=".", linewidth=2.5 if heavy else 1,
-                           linestyle="--" if method.startswith("kvpress") else "-", label=method)  # fmt: skip
+                style = {"linestyle": "--" if method.startswith("kvpress") else "-", "color": _colour(method)}
+                width = 3 if method == "gracekv" else 1.2
+                (lines[method],) = panel.plot(
+                    ratios, [row[ratio] for ratio in ratios], marker=".", linewidth=width, **style
+                )
             panel.set_xscale("log", base=2)
             panel.set_xlabel("tokens for each entry")
             panel.set_title(f"{tokens:,} tokens, question {'unknown' if mode == 'agnostic' else 'known'}")
         panels[0][0].set_ylabel("mean score of the families")
-        panels[0][-1].legend(fontsize="x-small", loc="upper right")
+        figure.legend(
+            lines.values(), lines.keys(), fontsize="x-small", loc="center left", bbox_to_anchor=(1.0, 0.5)
+        )
         path = images / f"ruler-{model.rstrip('/').rsplit('/', 1)[-1]}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.tight_layout()
-        figure.savefig(path, dpi=120)
+        figure.savefig(path, dpi=120, bbox_inches="tight")
         plt.close(figure)
         pictures[f"Scores over the ratio, {model}"] = path
     return pictures
+
+
+def _worth_drawing(rows: Mapping[str, Mapping[float, float]]) -> bool:
+    """Whether some methods can be compared over some ratios."""
+    return sum(1.0 not in row for row in rows.values()) > 1 and max(len(row) for row in rows.values()) > 1
+
+
+def _colour(method: str) -> Any:
+    """The same for a method of kvpress as for ours of that name; black for GraceKV."""
+    import matplotlib as mpl
+
+    from tenure.bench.ruler.run import METHODS
+
+    name = {"kvpress-adakv-snapkv": "adakv"}.get(method, method.removeprefix("kvpress-"))
+    if name == "gracekv":
+        return "black"
+    return mpl.colormaps["tab20"](METHODS.index(name) if name in METHODS else len(METHODS))
 
 
 def _grids(cells: Sequence[Cell]) -> list[tuple[str, int]]:
