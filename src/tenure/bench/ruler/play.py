@@ -117,11 +117,12 @@ class Grid:
         context = look(self._reading.session.fork(), question=self._question)
         score = method.score(context)
         seconds = time.perf_counter() - started
+        logical, notes = context.logical[0], context.notes  # the context itself is as large as the cache
 
         class Known(type(method)):  # type: ignore[misc]  # a subclass of the method at hand
             def score(self, part: Context) -> Tensor:
-                part.notes.update(context.notes)
-                return score[:, :, torch.searchsorted(context.logical[0], part.logical[0])]
+                part.notes.update(notes)
+                return score[:, :, torch.searchsorted(logical, part.logical[0])]
 
         options = {field.name: getattr(method, field.name) for field in fields(method)}
         return Known(**options), seconds
