@@ -156,7 +156,11 @@ def test_the_page_has_a_table_and_a_plot(tmp_path):
         cell("gracekv", "agnostic", 4.0, 0.8),
         cell("gracekv", "agnostic", 4.0, 0.4, "twohop"),
         {**cell("gracekv", "agnostic", 4.0, 0.1, "continuation"), "kl": 0.25},
-        *(cell("snapkv", "agnostic", ratio, 0.1) for ratio in (4.0, 8.0)),
+        *(
+            cell("snapkv", "agnostic", ratio, 0.1, family)
+            for ratio in (4.0, 8.0)
+            for family in ("single", "twohop")
+        ),
         {**cell("gracekv", "aware", 8.0, 0.5), "stages": {"flow": 1.2, "trees": 0.15}},
     ]
     head = {"bench": "ruler", "model": "tiny", "date": "2026-01-01", "commit": "abc", "machine": MACHINE}
@@ -171,7 +175,7 @@ def test_the_page_has_a_table_and_a_plot(tmp_path):
     text = page.read_text()
     assert "| gracekv | 0.60 | - | 1.50 | 3.00 |" in text
     assert "| kvpress-kvzip (1) | 0.50 | - | 1.50 | 3.00 |" in text
-    assert "| snapkv (1) | 0.10 | 0.10 | 1.50 | 3.00 |" in text
+    assert "| snapkv | 0.10 | 0.10 | 1.50 | 3.00 |" in text
     assert "| gracekv | 0.100, 0.250 |" in text
     assert "| tokens | question | build s | over reading | flow | trees |" in text
     assert "| 4,096 | known | 1.50 | 0.50 | 80% | 10% |" in text

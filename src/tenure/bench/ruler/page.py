@@ -41,7 +41,8 @@ def section(models: Mapping[str, Sequence[Cell]]) -> str:
     for model, cells in sorted(models.items()):
         lines.append(f"### {model}\n")
         for mode, tokens in _grids(cells):
-            lines += _table(cells, mode, tokens)
+            if len(_families(cells, mode, tokens)) > 2:  # more than one method beside the full cache
+                lines += _table(cells, mode, tokens)
         lines += _continued(cells)
         lines += _built(cells)
         lines.append(_standing(cells) + "\n")
@@ -65,8 +66,8 @@ def _table(cells: Sequence[Cell], mode: str, tokens: int) -> list[str]:
         scores = [rows[name].get(1.0 if name in full else ratio) for ratio in ratios]
         shown = " | ".join("-" if score is None else f"{score:.2f}" for score in scores)
         note = "" if families[name] == every else f" ({len(families[name])})"
-        lines.append(f"| {name}{note} | {shown} | {_mean(cells, name, tokens, 'build_s')} "
-                     f"| {_mean(cells, name, tokens, 'prefill_s')} |")  # fmt: skip
+        seconds = (_mean(cells, name, mode, tokens, kind) for kind in ("build_s", "prefill_s"))
+        lines.append(f"| {name}{note} | {shown} | {' | '.join(seconds)} |")
     return [*lines, ""]
 
 
@@ -169,7 +170,7 @@ def draw(models: Mapping[str, Sequence[Cell]], images: Path) -> dict[str, Path]:
 
     pictures: dict[str, Path] = {}
     for model, cells in sorted(models.items()):
-        grids = [grid for grid in _grids(cells) if _worth_drawing(means(cells, *grid))]
+        grids = [grid for grid in _grids(cells) if _worth_drawing(_comparable(cells, *grid))]
         if not grids:
             continue
         figure, panels = plt.subplots(
@@ -177,7 +178,7 @@ def draw(models: Mapping[str, Sequence[Cell]], images: Path) -> dict[str, Path]:
         )
         lines: dict[str, Any] = {}
         for panel, (mode, tokens) in zip(panels[0], grids, strict=True):
-            for method, row in sorted(means(cells, mode, tokens).items()):
+            for method, row in sorted(_comparable(cells, mode, tokens).items()):
                 if 1.0 in row:
                     lines[method] = panel.axhline(row[1.0], color="grey", linestyle=":")
                     continue
@@ -201,6 +202,13 @@ def draw(models: Mapping[str, Sequence[Cell]], images: Path) -> dict[str, Path]:
         plt.close(figure)
         pictures[f"Scores over the ratio, {model}"] = path
     return pictures
+
+
+def _comparable(cells: Sequence[Cell], mode: str, tokens: int) -> dict[str, dict[float, float]]:
+    """Means of the methods that have all families."""
+    families = _families(cells, mode, tokens)
+    most = max(map(len, families.values()))
+    return {name: row for name, row in means(cells, mode, tokens).items() if len(families[name]) == most}
 
 
 def _worth_drawing(rows: Mapping[str, Mapping[float, float]]) -> bool:
@@ -231,8 +239,13 @@ def _grids(cells: Sequence[Cell]) -> list[tuple[str, int]]:
     )
 
 
-def _mean(cells: Sequence[Cell], method: str, tokens: int, name: str) -> str:
+def _mean(cells: Sequence[Cell], method: str, mode: str, tokens: int, name: str) -> str:
     values = [
-        cell[name] for cell in cells if cell["method"] == method and cell["tokens"] == tokens and name in cell
+        cell[name]
+        for cell in cells
+        if cell["method"] == method
+        and cell["tokens"] == tokens
+        and cell["mode"] in (mode, "any")
+        and name in cell
     ]
     return f"{statistics.fmean(values):.2f}" if values else "-"
