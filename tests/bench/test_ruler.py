@@ -174,12 +174,15 @@ def test_the_page_has_a_table_and_a_plot(tmp_path):
     files = write(results, page, tmp_path / "docs" / "img")
     text = page.read_text()
     assert "| gracekv | 0.60 | - | 1.50 | 3.00 |" in text
-    assert "| kvpress-kvzip (1) | 0.50 | - | 1.50 | 3.00 |" in text
+    assert "Mean score of single, twohop (2 prompts each), 4,096 tokens, question unknown" in text
+    assert "Mean score of single (2 prompts each), 4,096 tokens, question unknown" in text
+    assert "| gracekv | 0.80 | 1.50 | 3.00 |" in text
+    assert "| kvpress-kvzip | 0.50 | 1.50 | 3.00 |" in text
     assert "| snapkv | 0.10 | 0.10 | 1.50 | 3.00 |" in text
     assert "| gracekv | 0.100, 0.250 |" in text
     assert "| tokens | question | build s | over reading | flow | trees |" in text
     assert "| 4,096 | known | 1.50 | 0.50 | 80% | 10% |" in text
-    assert "| full (1) | 0.90 | 0.90 | 1.50 | 3.00 |" in text
+    assert "| full | 0.90 | 1.50 | 3.00 |" in text
     assert text.index("| gracekv") < text.index("| kvpress-kvzip")
     assert [path.name for path in files] == ["results.md", "ruler-tiny.png"]
     assert "(img/ruler-tiny.png)" in text

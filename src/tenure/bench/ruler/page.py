@@ -41,8 +41,21 @@ def section(models: Mapping[str, Sequence[Cell]]) -> str:
     for model, cells in sorted(models.items()):
         lines.append(f"### {model}\n")
         for mode, tokens in _grids(cells):
-            if len(_families(cells, mode, tokens)) > 2:  # more than one method beside the full cache
-                lines += _table(cells, mode, tokens)
+            families = _families(cells, mode, tokens)
+            if len(families) <= 2:  # one method beside the full cache
+                continue
+            every, shared = set().union(*families.values()), set.intersection(*families.values())
+            whole = [cell for cell in cells if families.get(cell["method"]) == every]
+            lines += _table(whole, mode, tokens)
+            fewer = [
+                cell
+                for cell in cells
+                if cell["mode"] == mode and families.get(cell["method"], every) != every
+            ]
+            if fewer and shared:
+                ratios = {1.0} | {cell["ratio"] for cell in fewer}
+                both = [cell for cell in cells if cell["family"] in shared and cell["ratio"] in ratios]
+                lines += _table(both, mode, tokens)
         lines += _continued(cells)
         lines += _built(cells)
         lines.append(_standing(cells) + "\n")
@@ -50,13 +63,12 @@ def section(models: Mapping[str, Sequence[Cell]]) -> str:
 
 
 def _table(cells: Sequence[Cell], mode: str, tokens: int) -> list[str]:
-    rows, families = means(cells, mode, tokens), _families(cells, mode, tokens)
-    every = set().union(*families.values())
+    """Means of methods that have the same families."""
+    rows = means(cells, mode, tokens)
     ratios = sorted({ratio for row in rows.values() for ratio in row if ratio > 1})
     known = "unknown" if mode == "agnostic" else "known"
     lines = [
-        f"Mean score of the task families ({_spread(cells, mode, tokens)}), {tokens:,} tokens, question {known} to the "
-        "compressor. In brackets: the families of a method that has not all.\n"
+        f"Mean score of {_spread(cells, mode, tokens)}, {tokens:,} tokens, question {known} to the compressor.\n"
     ]
     lines += [f"| method | {' | '.join(f'{ratio:g}x' for ratio in ratios)} | build s | prefill s |"]
     lines += ["|---" * (len(ratios) + 3) + "|"]
@@ -65,9 +77,8 @@ def _table(cells: Sequence[Cell], mode: str, tokens: int) -> list[str]:
     for name in full + rest:
         scores = [rows[name].get(1.0 if name in full else ratio) for ratio in ratios]
         shown = " | ".join("-" if score is None else f"{score:.2f}" for score in scores)
-        note = "" if families[name] == every else f" ({len(families[name])})"
         seconds = (_mean(cells, name, mode, tokens, kind) for kind in ("build_s", "prefill_s"))
-        lines.append(f"| {name}{note} | {shown} | {' | '.join(seconds)} |")
+        lines.append(f"| {name} | {shown} | {' | '.join(seconds)} |")
     return [*lines, ""]
 
 
@@ -81,17 +92,15 @@ def _families(cells: Sequence[Cell], mode: str, tokens: int) -> dict[str, set[st
 
 
 def _spread(cells: Sequence[Cell], mode: str, tokens: int) -> str:
-    """How many families and prompts a grid has."""
-    every = set().union(*_families(cells, mode, tokens).values())
+    """Which families and how many prompts of each."""
+    every = sorted(set().union(*_families(cells, mode, tokens).values()))
     counts = [
         cell["n"]
         for cell in cells
         if cell["tokens"] == tokens and cell["mode"] == mode and cell["family"] in every
     ]
-    most = max(counts)
-    least = min(counts)
-    prompts = f"{most}" if most == least else f"{least} to {most}"
-    return f"{len(every)}, of each {prompts} prompt{'s' if most > 1 else ''}"
+    prompts = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+    return f"{', '.join(every)} ({prompts} prompt{'s' if max(counts) > 1 else ''} each)"
 
 
 def _continued(cells: Sequence[Cell]) -> list[str]:
