@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tenure.bench.longsession.command import longsession
-from tenure.bench.options import AsJson, Model, Record
+from tenure.bench.options import AsJson, Device, Dtype, Model, Record
 from tenure.bench.regions_command import regions
 from tenure.bench.ruler.command import FAMILIES, LENGTHS, MODES, RATIOS, ruler
 
@@ -34,8 +34,8 @@ def speed(
     repeats: Annotated[int, typer.Option(min=5, help="Interleaved runs; medians are reported.")] = 7,
     tokens: Annotated[int, typer.Option(help="Length of the long session.")] = 100_000,
     parts: Annotated[str, typer.Option(help="Which measurements, separated by commas.")] = _PARTS,
-    dtype: Annotated[str, typer.Option(help="auto, bf16, fp16 or fp32.")] = "auto",
-    device: Annotated[str, typer.Option(help="A torch device.")] = "cpu",
+    dtype: Dtype = "auto",
+    device: Device = "cpu",
     seed: Annotated[int, typer.Option(help="Of the token ids.")] = 0,
     against_peers: Annotated[
         bool, typer.Option("--peers", help="Instead the session of `tenure bench peers`.")
@@ -187,7 +187,7 @@ def profile(
     budget: Annotated[int, typer.Option(help="Slots of the session.")] = 2048,
     chunk: Annotated[int, typer.Option(help="Tokens a forward.")] = 2048,
     policy: Annotated[str, typer.Option(help="Retention policy.")] = "h2o",
-    dtype: Annotated[str, typer.Option(help="auto, bf16, fp16 or fp32.")] = "auto",
+    dtype: Dtype = "auto",
     flame: Annotated[Path | None, typer.Option(help="Draw a flame graph here, .svg or .png.")] = None,
     record: Record = None,
     as_json: AsJson = False,
@@ -248,7 +248,7 @@ def serve(
     parts: Annotated[
         str, typer.Option(help="Which measurements, separated by commas.")
     ] = "decode,steady,long",
-    dtype: Annotated[str, typer.Option(help="auto, bf16, fp16 or fp32.")] = "auto",
+    dtype: Dtype = "auto",
     record: Record = None,
     as_json: AsJson = False,
 ) -> None:

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tenure.bench.options import AsJson
+from tenure.bench.options import AsJson, Device, Dtype
 from tenure.errors import ConfigError
 
 
@@ -30,8 +30,8 @@ def regions(
     table: Annotated[
         Path | None, typer.Option("--regions", help="Region table of `tenure calibrate`.", show_default=False)
     ] = None,
-    dtype: Annotated[str, typer.Option(help="auto, bf16, fp16 or fp32.")] = "auto",
-    device: Annotated[str, typer.Option(help="A torch device.")] = "cpu",
+    dtype: Dtype = "auto",
+    device: Device = "cpu",
     folder: Annotated[Path, typer.Option(help="Where results go.")] = Path("results/regions"),
     plots: Annotated[
         Path | None, typer.Option(help="Draw pictures into this folder.", show_default=False)

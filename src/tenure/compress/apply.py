@@ -147,7 +147,9 @@ def compress(
 
 @torch.inference_mode()
 def look(session: Session, span: Where = None, *, question: str | Sequence[int] | None = None) -> Context:
-    """What a compressor would see of a part of a session, none of its newest tokens exact. Changes nothing.
+    """What a compressor would see of a part of a session, none of its newest tokens exact.
+
+    Compresses nothing; makes room as the next tokens would, so a session with a budget may evict or renumber.
 
     Args:
         session: idle, without waiting tokens, with something to compress in the part.

@@ -10,6 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from tenure.bench.options import AsJson, Device, Dtype
+
 _ARMS = "none,h2o,foresight,bounded,pace"
 
 
@@ -60,11 +62,11 @@ def longsession(
         Path | None,
         typer.Option(help="File of the summary; by default the run's folder with .json.", show_default=False),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="auto, bf16, fp16 or fp32.")] = "auto",
+    dtype: Dtype = "auto",
     weights: Annotated[str, typer.Option(help="auto or int8.")] = "auto",
-    device: Annotated[str, typer.Option(help="A torch device.")] = "cpu",
+    device: Device = "cpu",
     threads: Annotated[int | None, typer.Option(help="CPU threads.", show_default=False)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON, as the last line.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Definitions, a long stretch of sources, then tasks with hidden unit tests, under each arm."""
     from tenure.bench import record as records

@@ -10,6 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from tenure.bench.options import AsJson, Device, Dtype, Model
+
 LENGTHS = "4096,8192,16384"
 MODES = "agnostic,aware"
 RATIOS = "1.33,2,3,4,8,16,32,64,128"
@@ -17,9 +19,7 @@ FAMILIES = "single,multikey,multivalue,multiquery,variables,common,frequent,twoh
 
 
 def ruler(
-    model: Annotated[
-        str, typer.Option(help="A name of `tenure models list`, a folder, a GGUF file or a hub id.")
-    ] = "qwen2.5-coder-0.5b",
+    model: Model = "qwen2.5-coder-0.5b",
     tokens: Annotated[str, typer.Option(help="Lengths of the contexts, separated by commas.")] = LENGTHS,
     families: Annotated[str, typer.Option(help="Families of tasks.")] = FAMILIES,
     methods: Annotated[
@@ -38,10 +38,10 @@ def ruler(
     first_seed: Annotated[int, typer.Option(min=0, help="Number of the first.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Leave prompts alone that are done.")] = False,
     results: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("results/ruler"),
-    dtype: Annotated[str, typer.Option(help="auto, bf16, fp16 or fp32.")] = "auto",
-    device: Annotated[str, typer.Option(help="A torch device.")] = "cpu",
+    dtype: Dtype = "auto",
+    device: Device = "cpu",
     threads: Annotated[int | None, typer.Option(help="CPU threads.", show_default=False)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON, as the last line.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """What compressed contexts still answer: RULER's families, every method and ratio on the same reading."""
     from tenure.bench import record

@@ -23,12 +23,20 @@ def by_model(found: Iterable[Mapping[str, Any]]) -> dict[str, list[Cell]]:
     return models
 
 
+def _tasks(cells: Sequence[Cell], mode: str, tokens: int) -> list[Cell]:
+    """Cells of one grid, the full cache's among them, without continuations."""
+    return [
+        cell
+        for cell in cells
+        if cell["tokens"] == tokens and cell["mode"] in (mode, "any") and cell["family"] != "continuation"
+    ]
+
+
 def means(cells: Sequence[Cell], mode: str, tokens: int) -> dict[str, dict[float, float]]:
     """Mean score over RULER's families of every method and ratio, without continuations."""
     found: dict[str, dict[float, list[float]]] = {}
-    for cell in cells:
-        if cell["tokens"] == tokens and cell["mode"] in (mode, "any") and cell["family"] != "continuation":
-            found.setdefault(cell["method"], {}).setdefault(cell["ratio"], []).append(cell["score"])
+    for cell in _tasks(cells, mode, tokens):
+        found.setdefault(cell["method"], {}).setdefault(cell["ratio"], []).append(cell["score"])
     return {
         method: {ratio: statistics.fmean(scores) for ratio, scores in ratios.items()}
         for method, ratios in found.items()
@@ -70,10 +78,9 @@ def _table(cells: Sequence[Cell], mode: str, tokens: int) -> list[str]:
     lines = [
         f"Mean score of {_spread(cells, mode, tokens)}, {tokens:,} tokens, question {known} to the compressor.\n"
     ]
-    lines += [f"| method | {' | '.join(f'{ratio:g}x' for ratio in ratios)} | build s | prefill s |"]
-    lines += ["|---" * (len(ratios) + 3) + "|"]
+    lines += _heading("method", *(f"{ratio:g}x" for ratio in ratios), "build s", "prefill s")
     full = [name for name in rows if 1.0 in rows[name]]
-    rest = sorted(set(rows) - set(full), key=lambda name: -statistics.fmean(rows[name].values()))
+    rest = sorted(set(rows) - set(full), key=lambda name: (-statistics.fmean(rows[name].values()), name))
     for name in full + rest:
         scores = [rows[name].get(1.0 if name in full else ratio) for ratio in ratios]
         shown = " | ".join("-" if score is None else f"{score:.2f}" for score in scores)
@@ -82,25 +89,25 @@ def _table(cells: Sequence[Cell], mode: str, tokens: int) -> list[str]:
     return [*lines, ""]
 
 
+def _heading(*columns: str) -> list[str]:
+    return [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+
+
 def _families(cells: Sequence[Cell], mode: str, tokens: int) -> dict[str, set[str]]:
     """Families of tasks that each method has played."""
     found: dict[str, set[str]] = {}
-    for cell in cells:
-        if cell["tokens"] == tokens and cell["mode"] in (mode, "any") and cell["family"] != "continuation":
-            found.setdefault(cell["method"], set()).add(cell["family"])
+    for cell in _tasks(cells, mode, tokens):
+        found.setdefault(cell["method"], set()).add(cell["family"])
     return found
 
 
 def _spread(cells: Sequence[Cell], mode: str, tokens: int) -> str:
     """Which families and how many prompts of each."""
-    every = sorted(set().union(*_families(cells, mode, tokens).values()))
-    counts = [
-        cell["n"]
-        for cell in cells
-        if cell["tokens"] == tokens and cell["mode"] == mode and cell["family"] in every
-    ]
+    tasks = [cell for cell in _tasks(cells, mode, tokens) if cell["mode"] == mode]
+    counts = [cell["n"] for cell in tasks]
     prompts = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
-    return f"{', '.join(every)} ({prompts} prompt{'s' if max(counts) > 1 else ''} each)"
+    families = ", ".join(sorted({cell["family"] for cell in tasks}))
+    return f"{families} ({prompts} prompt{'s' if max(counts) > 1 else ''} each)"
 
 
 def _continued(cells: Sequence[Cell]) -> list[str]:
@@ -113,8 +120,7 @@ def _continued(cells: Sequence[Cell]) -> list[str]:
         lines += [
             f"Next tokens of real text after {tokens:,}: share with the full cache's likeliest, and KL in nats.\n"
         ]
-        lines += [f"| method | {' | '.join(f'{ratio:g}x' for ratio in ratios)} |"]
-        lines += ["|---" * (len(ratios) + 1) + "|"]
+        lines += _heading("method", *(f"{ratio:g}x" for ratio in ratios))
         rows: dict[str, dict[float, Cell]] = {}
         for cell in here:
             rows.setdefault(cell["method"], {})[cell["ratio"]] = cell
@@ -142,8 +148,7 @@ def _built(cells: Sequence[Cell], ratio: float = 8.0) -> list[str]:
     lines = [
         f"GraceKV's build at {ratio:g}x over reading the same context in the same run, and each stage's share of it.\n"
     ]
-    lines += [f"| tokens | question | build s | over reading | {' | '.join(stages)} |"]
-    lines += ["|---" * (len(stages) + 4) + "|"]
+    lines += _heading("tokens", "question", "build s", "over reading", *stages)
     for (tokens, mode), group in sorted(groups.items()):
         build = statistics.fmean(cell["build_s"] for cell in group)
         over = build / statistics.fmean(cell["prefill_s"] for cell in group)
@@ -250,11 +255,7 @@ def _grids(cells: Sequence[Cell]) -> list[tuple[str, int]]:
 
 def _mean(cells: Sequence[Cell], method: str, mode: str, tokens: int, name: str) -> str:
     values = [
-        cell[name]
-        for cell in cells
-        if cell["method"] == method
-        and cell["tokens"] == tokens
-        and cell["mode"] in (mode, "any")
-        and name in cell
-    ]
+        cell[name] for cell in cells
+        if cell["method"] == method and cell["tokens"] == tokens and cell["mode"] in (mode, "any") and name in cell
+    ]  # fmt: skip
     return f"{statistics.fmean(values):.2f}" if values else "-"

@@ -171,9 +171,9 @@ def _sample(edges: Sequence[Stretch], most: int, tokens: int) -> list[Stretch]:
     return [filled[int((number + 0.5) * step)] for number in range(count)]
 
 
-def _readings(stretches: Sequence[tuple[int, int]], limit: int) -> list[list[tuple[int, int]]]:
+def _readings(stretches: Sequence[Stretch], limit: int) -> list[list[Stretch]]:
     """Stretches in readings that fit the limit, cues and leads included."""
-    found: list[list[tuple[int, int]]] = []
+    found: list[list[Stretch]] = []
     room = 0
     for start, stop in stretches:
         size = stop - start + _LEAD
