@@ -41,18 +41,15 @@ def footprint(engine: Engine, config: SessionConfig) -> Footprint:
     """What a session of these options needs.
 
     Activations are those of a decoder layer: of its gated feed-forward (residual states, gate and up, the activated
-    gate) and of its attention (states, queries rotated in fp32, their output, keys and values packed for the kernel, a
-    block of statistics). They do not live at the same time, but an allocator keeps the memory of both.
+    gate, the weight of both unpacked from int8) and of its attention (states, queries rotated in fp32, their output,
+    keys and values packed for the kernel, a block of statistics). They do not live at the same time, but an allocator
+    keeps the memory of both.
 
     Args:
         engine: with the model loaded.
         config: of the session; one without a budget grows, so its slab is counted as 0.
     """
     model, layout = engine.adapter.model, engine.layout
-    storages = {
-        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-        for tensor in [*model.parameters(), *model.buffers()]
-    }
     shape, size, chunk = model.config.get_text_config(), layout.dtype.itemsize, config.chunk
     slots = config.capacity or 0
     hidden, heads = int(shape.hidden_size), int(shape.num_attention_heads) * layout.head_dim
@@ -62,8 +59,9 @@ def footprint(engine: Engine, config: SessionConfig) -> Footprint:
     packed = 2 * size * (slots or chunk) * keys
     block = min(_BLOCK, 6 * _WINDOW * int(shape.num_attention_heads) * (slots or chunk))
     logits = 6 * int(shape.vocab_size)
+    unpacked = 2 * size * hidden * int(shape.intermediate_size) if engine.config.weights == "int8" else 0
     return Footprint(
-        weights=sum(storages.values()),
+        weights=engine.adapter.weight_bytes,
         slab=slots * layout.token_bytes * (3 if engine.config.rotate == "copy" else 2) // 2,
-        activations=feed + queries + packed + block + logits,
+        activations=feed + queries + packed + block + logits + unpacked,
     )

@@ -83,6 +83,10 @@ def peers(
     write: Annotated[int, typer.Option(help="Tokens written a turn.")] = 100,
     budget: Annotated[int, typer.Option(help="Slots of Tenure's session.")] = 2048,
     threads: Annotated[int, typer.Option(help="Threads of each peer.")] = 2,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="A peer whose turns took as long in sum answers and leaves.", show_default=False),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the session.")] = 0,
     record: Record = None,
     as_json: AsJson = False,
@@ -92,12 +96,13 @@ def peers(
         return
     from tenure.bench.peers import drive
 
-    config = {
+    config: dict[str, Any] = {
         "turns": turns,
         "tokens": tokens,
         "write": write,
         "budget": budget,
         "threads": threads,
+        "minutes": minutes,
         "seed": seed,
     }
     console = Console(stderr=True)

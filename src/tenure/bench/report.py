@@ -12,6 +12,7 @@ from tenure.bench.calibration import page as calibration
 from tenure.bench.longsession.page import length_table, planner_table, run_section
 from tenure.bench.longsession.plots import draw
 from tenure.bench.longsession.series import Result
+from tenure.bench.peers import page as peers
 from tenure.bench.ruler import page as ruler
 from tenure.errors import ConfigError
 
@@ -113,7 +114,17 @@ def write(results: Path, page: Path, images: Path) -> list[Path]:
                 f"![Half-lives by region]({_link(picture, page)})\n",
                 calibration.section(found),
             ]
-    shown = ("ruler", "regions", "calibration")
+        elif found["bench"] == "peers":
+            picture = images / f"peers-{path.stem}.png"
+            peers.draw(found, picture)
+            pictures[f"Peers, {path.stem}"] = picture
+            text += [
+                f"## One agent session beside its peers, {found['result']['model']}\n",
+                f"{_config(found['config'])}. {_machine(found)}\n",
+                f"![Seconds of each turn]({_link(picture, page)})\n",
+                peers.section(found),
+            ]
+    shown = ("ruler", "regions", "calibration", "peers")
     others = [(path, found) for path, found in others if found["bench"] not in shown]
     for name in sorted({found["bench"] for _, found in others}):
         text.append(f"## {name.capitalize()}\n")

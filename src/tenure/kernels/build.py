@@ -1,4 +1,4 @@
-"""Compiles ``native.c`` and ``flash.c`` once for this machine, and says what its processor can do."""
+"""Compiles the C kernels once for this machine, and says what its processor can do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from tenure.kernels.threads import openmp
 from tenure.paths import cache_folder
 
-_SOURCES = tuple(Path(__file__).with_name(name) for name in ("native.c", "flash.c"))
+_SOURCES = tuple(Path(__file__).with_name(name) for name in ("native.c", "flash.c", "int8.c"))
 _FLAGS = ("-O3", "-march=native", "-ffast-math", "-fPIC", "-fopenmp")
 
 

@@ -36,7 +36,8 @@ static inline f32 store_f32(float f) { return f; }
 /* e^x for x <= 0. Below, results would be denormal or leave the vectorised exponential, which takes either one by one. */
 static inline float power(float x) { return expf(x < -70.0f ? -70.0f : x); }
 
-static inline float silu(float v) { return v / (1.0f + expf(-v)); }
+/* Below -80 it is 0 in fp32, and e^-v would leave fp32. */
+static inline float silu(float v) { return v / (1.0f + expf(v < -80.0f ? 80.0f : -v)); }
 
 /* Root-mean-square norm of each token, weight fp32 [width]. */
 void tenure_rms_norm(const float *x, const float *weight, float *y, long tokens, long width, float eps) {
@@ -112,13 +113,15 @@ void tenure_rms_norm(const float *x, const float *weight, float *y, long tokens,
 
 DOT(bf16)
 DOT(f32)
-DOT(i8)
 DOT4(bf16)
 DOT4(f32)
-DOT4(i8)
 LINEAR(bf16)
 LINEAR(f32)
+#ifndef __AVX512VNNI__ /* else in int8.c */
+DOT(i8)
+DOT4(i8)
 LINEAR(i8)
+#endif
 
 static void rotate(const float *x, const float *cosines, const float *sines, float *y, long half, long dim) {
     for (long i = 0; i < half; i++) {

@@ -1,4 +1,4 @@
-"""The C kernels of ``native.c`` and ``flash.c``: built once with the user's compiler, kept in the cache folder.
+"""The C kernels of this folder: built once with the user's compiler, kept in the cache folder.
 
 They make decoding on a CPU read weights and keys at the speed of the memory, and attention of whole chunks run on
 bf16 products where the CPU has them for vectors (AVX-512) and not for tiles (AMX, which torch's own kernel uses).
@@ -27,7 +27,7 @@ MAX_TOKENS = 8
 """Tokens up to which products on plain loops beat a matrix product."""
 
 MAX_ROWS = 64
-"""The same of products on bf16 vectors, where torch has them on vectors too."""
+"""The same of products on bf16 vectors, where torch has them on vectors too, and of those on int8 vectors."""
 
 _TILED_ROWS = 16
 """The same where torch's products run on tiles (AMX): a guess, no such machine was at hand."""
@@ -117,7 +117,12 @@ class Steps:
 
 
 class Native:
-    """Bindings; tensors are on the CPU and contiguous, activations fp32."""
+    """Bindings; tensors are on the CPU and contiguous, activations fp32.
+
+    Attributes:
+        int8_span: activations that share a scale where a product with int8 weights rounds them to int8 as well; 0 where
+            they stay fp32.
+    """
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._norm = library.tenure_rms_norm
@@ -137,6 +142,7 @@ class Native:
         }
         for function in self._ragged.values():
             function.argtypes = [_pointer] * 10 + [_long] * 5 + [_float] + [_pointer] * 2
+        self.int8_span = int(library.tenure_int8_span())
         self._widest = int(library.tenure_can_attend())
         if self._widest:
             self._attend = library.tenure_attend
@@ -320,6 +326,8 @@ class Native:
 
     def few(self, dtype: torch.dtype) -> int:
         """Tokens up to which products with a weight of this dtype are faster here than torch's."""
+        if dtype == torch.int8 and self.int8_span:
+            return MAX_ROWS
         if dtype != torch.bfloat16 or not self._widest:
             return MAX_TOKENS
         return _TILED_ROWS if has_tiles() else MAX_ROWS

@@ -107,6 +107,14 @@ class Adapter:
     run: Callable[[Tensor, Forward, Tensor], Tensor]
     executor: str
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights in the forms they are stored in; what two of them share is counted once."""
+        projections = self.run.tensors() if isinstance(self.run, FusedDecoder) else ()
+        tensors = (*self.model.parameters(), *self.model.buffers(), *projections)
+        storages = (tensor.untyped_storage() for tensor in tensors)
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
     @classmethod
     def attach(cls, model: Any, *, executor: str = "auto", weights: str = "auto") -> Adapter:
         """Hook a model that was loaded with any attention implementation.

@@ -11,7 +11,9 @@ activations in fp32, where they can be had.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -59,7 +61,7 @@ class FusedDecoder:
                 option="weights",
                 way_out="Install gcc or clang, or leave the option out",
             )
-        _own(model)
+        _own(model, int8)
         self._embed = model.model.embed_tokens
         self._eps = float(config.rms_norm_eps)
         self._activation = model.model.layers[0].mlp.act_fn
@@ -69,8 +71,18 @@ class FusedDecoder:
         self._head_dim = self._layers[0].out.weight.shape[1] // self._heads
         self._norm = model.model.norm.weight
         self._logits = Projection.of(model.lm_head.weight.data, model.lm_head.bias, int8=int8)
+        if int8 and model.lm_head.weight is not self._embed.weight:
+            _give_up(model.lm_head)
         self._few_tokens = 0 if self._native is None else self._native.few(self._logits.weight.dtype)
         self._fp32: dict[int, Tensor] = {}
+
+    def tensors(self) -> Iterator[Tensor]:
+        """What the projections are stored in, biases and scales included."""
+        of_layers = ((one.qkv, one.out, one.gate_up, one.down) for one in self._layers)
+        for projection in (*chain.from_iterable(of_layers), self._logits):
+            for tensor in (projection.weight, projection.bias, projection.scale):
+                if tensor is not None:
+                    yield tensor
 
     def __call__(self, ids: Tensor, work: Forward, logit_rows: Tensor) -> Tensor:
         """Logits ``[len(logit_rows), vocabulary]`` fp32 of token ids ``[T]``."""
@@ -150,13 +162,14 @@ def _can_run_native(model: Any) -> bool:
     )
 
 
-def _own(model: Any) -> None:
-    """Copy the weights that joining does not copy: they are views of the mapped weight file, all of which counts as the
-    process's memory as long as one view of it is left."""
+def _own(model: Any, int8: bool) -> None:
+    """Copy the weights that joining and rounding do not copy: they are views of the mapped weight file, all of which
+    counts as the process's memory as long as one view of it is left."""
     joined = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "gate_proj.weight", "up_proj.weight")
+    copied = (*joined, "o_proj.weight", "down_proj.weight", "lm_head.weight") if int8 else joined
     if model.device.type == "cpu":
         for name, parameter in model.named_parameters():
-            if not name.endswith(joined):
+            if not name.endswith(copied):
                 parameter.data = parameter.data.clone()
 
 
@@ -176,7 +189,7 @@ def _layer(block: Any, int8: bool) -> _Layer:
 
 
 def _join(parts: list[nn.Linear], int8: bool) -> Projection:
-    """Join projections of one input; the parts become views of the result, or empty with int8."""
+    """Join projections of one input; the parts become views of the result, or are given up with int8."""
     if len(parts) == 1:
         weight, bias = parts[0].weight.data, None if parts[0].bias is None else parts[0].bias.data
     else:
@@ -185,8 +198,16 @@ def _join(parts: list[nn.Linear], int8: bool) -> Projection:
     start = 0
     for part in parts:
         stop = start + part.out_features
-        part.weight = nn.Parameter(weight[:0] if int8 else weight[start:stop], requires_grad=False)
+        if int8:
+            _give_up(part)
+        else:
+            part.weight = nn.Parameter(weight[start:stop], requires_grad=False)
         if bias is not None:
             part.bias = nn.Parameter(bias[start:stop], requires_grad=False)
         start = stop
     return Projection.of(weight, bias, int8=int8)
+
+
+def _give_up(part: nn.Linear) -> None:
+    """Empty a weight that is stored elsewhere; a view of no rows would keep all of it in memory."""
+    part.weight = nn.Parameter(part.weight.new_empty(0, part.in_features), requires_grad=False)

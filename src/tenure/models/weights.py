@@ -44,15 +44,18 @@ class Projection:
         return self.weight.shape[0]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Apply to ``[tokens, width]`` in the model's dtype. int8 is unpacked for the length of the product.
+        """Apply to ``[tokens, width]`` in the model's dtype. int8 is unpacked for the length of a product of many tokens.
 
         torch's bf16 product on CPUs compiles code for each number of tokens and keeps it, megabytes a number. So it gets
         multiples of what our kernel does well, and the kernel the rest.
         """
         weight = self.weight
+        kernels = native() if weight.device.type == "cpu" else None
         if self.scale is not None:
+            if kernels is not None and len(x) <= kernels.few(weight.dtype):
+                return self.few(kernels, x.float(), torch.empty(len(x), self.outputs)).to(x.dtype)
             weight = torch.mul(weight, self.scale.to(x.dtype)[:, None])
-        kernels = native() if weight.dtype == torch.bfloat16 and weight.device.type == "cpu" else None
+        kernels = kernels if weight.dtype == torch.bfloat16 else None
         if kernels is None or not kernels.has_products:
             return functional.linear(x, weight, self.bias)
         few = kernels.few(weight.dtype)

@@ -9,11 +9,13 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import venv
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ctypes.util import find_library
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,50 +131,86 @@ def python_of(peer: Peer, note: Callable[[str], None]) -> str:
 
 
 class Worker:
-    """A peer at work."""
+    """A peer at work. Between two commands its processes are stopped, so that none takes time from another."""
 
     def __init__(self, peer: Peer, python: str, job: dict[str, Any]) -> None:
         self.peer = peer
         environment = {**os.environ, "OMP_NUM_THREADS": str(job["threads"]), "HF_HUB_OFFLINE": "1"}
         if peer.preload:
             environment["LD_PRELOAD"] = ":".join(_libraries(peer.preload, Path(python).parent.parent / "lib"))
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the worker)
         self._process = subprocess.Popen(
             [python, str(_HERE / peer.worker)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._said,
             text=True,
             env=environment,
-            start_new_session=True,  # vLLM starts processes of its own, which have to end with it
+            start_new_session=True,  # vLLM starts processes of its own, which have to rest and end with it
         )
-        self._say(job | {"options": peer.options})
-        self._hear()
+        self._exchange(job | {"options": peer.options})
 
-    def _say(self, what: dict[str, Any]) -> None:
-        if self._process.stdin is not None:
+    def _exchange(self, what: dict[str, Any]) -> dict[str, Any]:
+        """Send a line and wait for the answer.
+
+        Raises:
+            ConfigError: the worker has ended.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._signal(signal.SIGCONT)
+        line = ""
+        with suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(what) + "\n")
             self._process.stdin.flush()
-
-    def _hear(self) -> dict[str, Any]:
-        line = self._process.stdout.readline() if self._process.stdout is not None else ""
+            line = self._process.stdout.readline()
         if not line:
+            code = self._process.wait()
+            self._said.seek(0)
+            said = self._said.read().decode(errors="replace").strip().splitlines()[-1:]
             raise ConfigError(
-                f"the worker ended with {self._process.wait()}", option=f"peers {self.peer.name}"
+                f"the worker ended with {code}: {' '.join(said) or 'it said nothing'}",
+                option=f"peers {self.peer.name}",
+                way_out="Leave this peer out of --peers, or mend its environment",
             )
+        self._signal(signal.SIGSTOP)
         return dict(json.loads(line))
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
 
     def do(self, **command: Any) -> dict[str, Any]:
         """One command and its answer."""
-        self._say(command)
-        return self._hear()
+        return self._exchange(command)
 
     def close(self) -> None:
         """End the process and those it has started."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
+        for number in (signal.SIGTERM, signal.SIGCONT, signal.SIGKILL):
+            self._signal(number)
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout=10)
+                self._process.wait(timeout=0 if number is signal.SIGTERM else 10)
+        self._said.close()
+
+
+@dataclass
+class Played:
+    """What a peer has done so far.
+
+    Args:
+        rows: a turn each: seconds, seconds to the first token, tokens written, peak memory.
+        answers: ids it wrote to each question.
+        failed: why it ended before its time.
+    """
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    answers: list[list[int]] = field(default_factory=list)
+    failed: str | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Of all turns so far."""
+        return float(sum(row["seconds"] for row in self.rows))
 
 
 def _libraries(names: Sequence[str], folder: Path) -> list[str]:
@@ -195,6 +233,7 @@ def run(
     write: int,
     budget: int,
     threads: int,
+    minutes: float | None,
     seed: int,
     note: Callable[[str], None],
 ) -> dict[str, Any]:
@@ -202,17 +241,22 @@ def run(
 
     Args:
         model: a catalog name.
-        names: keys of :func:`peers`.
+        names: keys of :func:`peers`; the first is what the others are compared with.
         turns: of the session.
         tokens: read a turn.
         write: tokens written a turn.
         budget: of Tenure, and of the truncated text.
         threads: of each peer.
+        minutes: a peer whose turns have taken as long in sum answers its questions and leaves; None plays to the end.
+            Peers with a cache that grows are slower with every turn, so a comparison over the turns that were played
+            flatters them.
         seed: of the session's names and values.
         note: told what is going on.
 
     Returns:
-        For each peer totals, percentiles a turn, decode speed, peak memory and the facts still answered.
+        For each peer totals, percentiles a turn, decode speed, peak memory, the facts still answered when it left, and
+        ``session_ratio``: seconds of the first peer over its own, for the turns that both have played. Peers that broke
+        are in ``failed``, by name, with what they said.
     """
     from transformers import AutoTokenizer
 
@@ -237,43 +281,70 @@ def run(
         "stop_ids": sorted({tokenizer.eos_token_id, *script.closing[:1]}),
     }
     pythons = {name: python_of(known[name], note) for name in names}
-    workers, rows = {}, {name: [] for name in names}  # type: dict[str, Worker], dict[str, list[dict[str, Any]]]
-    answers: dict[str, list[list[int]]] = {name: [] for name in names}
+    played = {name: Played() for name in names}
+    workers: dict[str, Worker] = {}
+
+    def attempt(name: str, call: Callable[[], None]) -> None:
+        """A peer that breaks leaves the others alone."""
+        try:
+            call()
+        except ConfigError as error:
+            played[name].failed = str(error)
+            note(str(error))
+            if name in workers:
+                workers.pop(name).close()
+
+    def start(name: str) -> None:
+        note(f"starting {name}")
+        workers[name] = Worker(known[name], pythons[name], job)
+
+    def turn(name: str, number: int) -> None:
+        note(f"turn {number + 1}/{len(script.turns)}: {name}")
+        played[name].rows.append(workers[name].do(do="turn", ids=script.turns[number], write=write))
+        late = minutes is not None and played[name].seconds >= 60 * minutes
+        if late or number == len(script.turns) - 1:
+            note(f"questions: {name}")
+            for ids in script.questions:
+                played[name].answers.append(workers[name].do(do="ask", ids=ids, write=24)["ids"])
+            workers.pop(name).close()
+
     try:
         for name in names:
-            note(f"starting {name}")
-            workers[name] = Worker(known[name], pythons[name], job)
-        for number, ids in enumerate(script.turns):
-            for name, worker in workers.items():
-                note(f"turn {number + 1}/{len(script.turns)}: {name}")
-                rows[name].append(worker.do(do="turn", ids=ids, write=write))
-        for ids in script.questions:
-            for name, worker in workers.items():
-                note(f"questions: {name}")
-                answers[name].append(worker.do(do="ask", ids=ids, write=24)["ids"])
+            attempt(name, partial(start, name))
+        for number in range(len(script.turns)):
+            for name in list(workers):
+                attempt(name, partial(turn, name, number))
     finally:
         for worker in workers.values():
             worker.close()
+    whole = {name: one for name, one in played.items() if one.failed is None}
     return {
         "model": model,
         "tokens": total,
         "turns": len(script.turns),
         "peers": {
-            name: _summary(rows[name], write, scripts.score(tokenizer, script, answers[name]))
-            for name in names
+            name: _summary(one, write, played[names[0]], scripts.score(tokenizer, script, one.answers))
+            for name, one in whole.items()
         },
+        "failed": {name: one.failed for name, one in played.items() if one.failed is not None},
     }
 
 
-def _summary(rows: list[dict[str, Any]], write: int, facts: tuple[int, int]) -> dict[str, Any]:
+def _summary(played: Played, write: int, base: Played, facts: tuple[int, int]) -> dict[str, Any]:
+    rows = played.rows
     seconds = [row["seconds"] for row in rows]
+    both = min(len(rows), len(base.rows))
+    own, other = sum(seconds[:both]), sum(row["seconds"] for row in base.rows[:both])
     decode = sum(row["written"] - 1 for row in rows) / sum(
         row["seconds"] - row["first_token"] for row in rows
     )
     return {
+        "turns": len(rows),
         "total_seconds": sum(seconds),
+        "session_ratio": other / own if both else None,
         "turn_p50": statistics.median(seconds),
         "turn_p95": statistics.quantiles(seconds, n=20)[-1] if len(seconds) > 1 else seconds[0],
+        "turn_last": seconds[-1],
         "first_token_p50": statistics.median(row["first_token"] for row in rows),
         "first_token_last": rows[-1]["first_token"],
         "decode_tokens_s": decode,

