@@ -48,6 +48,16 @@ def check_ledger(session: Session) -> None:
         if span.pin == "hard":
             assert here == slots, "hard pins stay"
     assert edge == length
+    for segment in memory.frozen.segments:
+        entries = segment.entries
+        assert bool((entries.position < ledger.next_position).all()), "entries stand before the next token"
+        first, last = ledger.span_index(entries.start.long()), ledger.span_index(entries.stop.long() - 1)
+        assert torch.equal(first, last), "an entry stands for tokens of one message"
+    if memory.config.budget is not None and memory.policy.evicts:
+        fixed = session.config.sinks + sum(len(span) for span in ledger.spans if span.pin == "hard")
+        assert memory.row_budget > min(fixed, memory.config.budget - 1), (
+            "compressed tokens leave room for rows"
+        )
     for tensor in (memory.rows.raw, memory.rows.values, memory.rows.rotated):
         if tensor is not None:
             assert tensor[:, :, :rows].isfinite().all(), "no freed slot is resident"

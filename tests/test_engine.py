@@ -468,6 +468,28 @@ def test_a_sampler_that_fails_takes_no_other_session_along(engines, monkeypatch)
         check_ledger(session)
 
 
+@pytest.mark.parametrize("error", [RuntimeError("no"), KeyboardInterrupt()], ids=repr)
+def test_a_turn_that_cannot_be_closed_leaves_the_others_usable(engines, monkeypatch, error):
+    engine = chat_engine(engines)
+    sessions = [engine.session(**CONFIGS[1]) for _ in range(3)]
+    for number, session in enumerate(sessions):
+        session.queue([user("Hi", step=f"step-{number}")], reply=True)
+
+    def failing(self, step):
+        if step != "step-2":
+            raise type(error)(f"not {step}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tenure.plan.Plan.finish", failing)
+        with pytest.raises(type(error), match="not step-0"):
+            engine.generate(sessions, max_tokens=3)
+    for session in sessions:
+        assert session._turn is None
+        assert session._step is None
+        check_ledger(session)
+    assert len(engine.generate(sessions, max_tokens=3)) == 3
+
+
 @breaks
 def test_sync_after_a_broken_append(engines, models, monkeypatch, error, raised):
     """What is left waiting belongs to no conversation any more."""

@@ -8,6 +8,7 @@ import pytest
 
 from tenure import evictions
 from tenure.evictions import PAGE
+from tenure.sessionstate import describe, rebuild
 from tests.conftest import random_ids
 from tests.oracles import check_ledger
 
@@ -56,6 +57,40 @@ def test_the_log_is_bounded(engines, monkeypatch) -> None:
     assert points[0][0] < 400
     assert points[-1][0] > 700, "thinned over the whole session, not cut"
     check_ledger(session)
+
+
+@pytest.mark.parametrize("policy", ["memdecay", "h2o"])
+def test_a_saved_session_takes_its_log_along(engines, tmp_path, policy) -> None:
+    session = session_of(engines, policy)
+    for number in range(9):
+        session.append_ids(random_ids(32, seed=number), region=["user", "scratchpad"][number % 2])
+    session.save(tmp_path / "session")
+    again = session.engine.restore(tmp_path / "session")
+    assert len(session.evictions()) > 5
+    for act in (
+        lambda one: None,
+        lambda one: one.append_ids(random_ids(64, seed=20)),
+        lambda one: one.keep_first(150),
+    ):
+        act(session)
+        act(again)
+        assert again.evictions() == session.evictions()
+        points = [one.memory.evictions.timeline(one.memory) for one in (session, again)]
+        assert points[0] == points[1]
+    log, twin = session.memory.evictions, again.memory.evictions
+    assert (twin._pages, twin._every, twin._skipped) == (log._pages, log._every, log._skipped)
+
+
+def test_a_file_without_a_log_begins_a_new_one(engines) -> None:
+    session = session_of(engines)
+    session.append_ids(random_ids(96), span="a")
+    assert session.evictions()
+    state, tensors = describe(session)
+    del state["evictions"]
+    again = rebuild(session.engine, state, tensors)
+    assert again.evictions() == []
+    again.append_ids(random_ids(32, seed=1), span="b")
+    assert again.evictions()
 
 
 def test_a_rollback_forgets_what_came_later(engines) -> None:

@@ -9,10 +9,13 @@ import torch
 
 from tenure import Engine
 from tenure.config import EngineConfig
-from tenure.kernels import cuda, reference
+from tenure.kernels import cpu, cuda, reference
+from tenure.models.folder import free_memory
+from tests.chats import user
 from tests.conftest import random_ids, stock_logits
 from tests.kernels.test_kernels import SHAPES, TOLERANCE, near, tensors
 from tests.oracles import check_ledger
+from tests.planners.chats import drowned
 from tests.reference import MaskedReference
 
 pytestmark = [
@@ -21,9 +24,12 @@ pytestmark = [
 ]
 
 
-def on_gpu(model, dtype=torch.float32, rotate="copy"):
-    moved = copy.deepcopy(model).to("cuda", dtype)
-    return Engine(moved, config=EngineConfig(device="cuda", rotate=rotate), name="tiny")
+DEVICE = "cuda"
+
+
+def on_gpu(model, dtype=torch.float32, tokenizer=None, **options):
+    moved = copy.deepcopy(model).to(DEVICE, dtype)
+    return Engine(moved, tokenizer, config=EngineConfig(device=DEVICE, **options), name="tiny")
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
@@ -62,6 +68,77 @@ def test_a_bf16_session_decodes_past_its_budget(models):
     assert session.feed(random_ids(4)).isfinite().all()
 
 
+def grow(session, count, seed):
+    """Read more tokens into the last span."""
+    session.memory.queue(random_ids(count, seed=seed), session.memory.last_span)
+    session.engine.drain([session])
+
+
+@pytest.mark.parametrize("reopened", ["saved", "rolled back"])
+def test_spans_on_tiers_go_on_where_they_were_reopened(models, tmp_path, reopened):
+    """What was captured before comes from a file or a store, and what is captured behind it from the device."""
+    engine = on_gpu(models("qwen3"), tiers=("host:1M",))
+    session = engine.session(policy="recency", budget=64, chunk=32, slack=8)
+    session.append_ids(random_ids(100), span="long")
+    session.append_ids(random_ids(16, seed=1), span="open")
+    if reopened == "saved":
+        assert [len(part) for part in session.memory.capture.parts] == [16]
+        session.save(tmp_path / "session")
+        session = engine.restore(tmp_path / "session")
+    else:
+        session.append_ids(random_ids(20, seed=2), span="taken back")
+        session.keep_first(108)
+        assert [len(part) for part in session.memory.capture.parts] == [8]
+    grow(session, 8, seed=3)
+    ids = session.memory.ids[100:]
+    session.append_ids(random_ids(100, seed=4), span="last")
+    assert {part.keys.device.type for part in session.memory.capture.parts} == {"cpu"}
+    record = session.memory.archive.get("open")
+    assert list(record.ids) == ids.tolist()
+    assert session.fetch(["open"]) == ["open"]
+    assert session.feed(random_ids(4)).isfinite().all()
+    check_ledger(session)
+
+
+@pytest.mark.parametrize("scorer", ["keys", "both"])
+def test_spans_come_back_by_their_keys(models, scorer):
+    def engines(family, *, tokenizer, **options):
+        return on_gpu(models(family, **options), tokenizer=tokenizer)
+
+    options = {"scorer": scorer, "most": 2, "allowance": 96}
+    session = drowned(engines, planner="retrieval", planner_options=options)
+    session.ask(user("What does FeeRule round?"), max_tokens=2)
+    assert session.planning.edges
+    assert all(session.explain(edge.span).resident == 1.0 for edge in session.planning.edges)
+    check_ledger(session)
+
+
+@pytest.mark.parametrize("method", ["gracekv", "snapkv"])
+def test_a_session_is_compressed_twice(models, method):
+    session = on_gpu(models("qwen2")).session(policy="full", chunk=64)
+    for seed in (1, 2):
+        session.append_ids(random_ids(150, seed=seed))
+        assert session.compress(ratio=4, method=method).entries
+    assert len(session.memory.frozen.segments) == 2
+    assert session.feed(random_ids(20, seed=3)).isfinite().all()
+    session.force(random_ids(4, seed=4))
+    check_ledger(session)
+
+
+def test_an_empty_session_has_nothing_to_compress(models):
+    session = on_gpu(models("qwen2")).session(policy="full")
+    assert session.compress(ratio=4).entries == 0
+    assert session.feed(random_ids(4)).isfinite().all()
+
+
+def test_memory_that_is_given_back_to_torch_is_free():
+    before = free_memory("cuda")
+    held = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
+    assert free_memory("cuda") <= before - held.nbytes
+    del held
+    assert free_memory("cuda") == before
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 70), (50, 333), (64, 64)])
@@ -78,3 +155,27 @@ def test_kernels_equal_the_reference(shape, dtype, queries, keys):
         torch.float32,
         factor=100.0,
     )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dim"), [(torch.float32, 6), (torch.float32, 12), (torch.bfloat16, 12), (torch.bfloat16, 264)]
+)
+def test_odd_head_sizes_equal_the_reference(dtype, dim):
+    q, k, v = (tensor.cuda() for tensor in tensors((2, 3, dim), 50, 333, dtype))
+    for got, want in zip(
+        cuda.extend(q, k, v, scale=0.1)[:2], reference.extend(q, k, v, scale=0.1)[:2], strict=True
+    ):
+        near(got, want, dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_decoding_and_weighted_keys_equal_those_on_the_cpu(dtype):
+    q, k, v = tensors((2, 3, 64), 50, 333, dtype)
+    bias = torch.rand(333, generator=torch.Generator().manual_seed(1))
+    on_device = [tensor.cuda() for tensor in (q, k, v, bias)]
+    got = cuda.decode(on_device[0][:, :, :1], *on_device[1:3], scale=0.1)
+    for one, want in zip(got, cpu.decode(q[:, :, :1], k, v, scale=0.1), strict=True):
+        near(one.cpu(), want, dtype)
+    got = cuda.attend_weighted(on_device[0][0], on_device[1][0], on_device[2][0], on_device[3], scale=0.1)
+    for one, want in zip(got, reference.attend_weighted(q[0], k[0], v[0], bias, scale=0.1), strict=True):
+        near(one.cpu(), want, dtype)

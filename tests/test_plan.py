@@ -131,6 +131,7 @@ def change(p: Plan, draw: st.DrawFn) -> None:
         lambda: p.supersede(draw(SPANS), draw(SPANS)),
         lambda: p.forget_spans({draw(SPANS)}),
         lambda: p.resolve(lambda reference: ["w"] if isinstance(reference, Quote) else []),
+        lambda: p.reopen({draw(SPANS)}),
     ]
     if len(p):
         name = draw(st.sampled_from(p.steps)).id
@@ -350,6 +351,34 @@ def test_references_are_settled_once() -> None:
     assert "step 'b' reads unknown spans: quote 'two'" in str(caught.value)
 
 
+def test_a_reference_is_open_again_where_its_span_is_taken_back() -> None:
+    one, two, number = Quote("one"), Quote("two"), MessageNumber(7)
+    p = Plan([Step("a", ("x", one, two)), Step("b", (one, number, "y"))])
+    p.resolve(lambda reference: {one: ["y"], two: ["y"], number: ["z"]}[reference])
+    assert (p["a"].reads, p["b"].reads) == (("x", "y"), ("y", "z"))
+    p.add_reads("a", [one, "w"])
+    assert p["a"].reads == ("x", "y", "w"), "said once more, it is settled as it was"
+    p = Plan.from_json(p.to_json())
+    twin = p.copy()
+    p.reopen({"x", "z", "w"})
+    assert p["a"].reads == ("x", one, two, "w")
+    assert p["b"].reads == ("y", "z"), "what was given by its id stays"
+    assert twin["a"].reads == ("x", "y", "w")
+    twin.reopen({"x", "z", "w"})
+    assert twin["a"].reads == p["a"].reads, "a copy remembers for itself"
+    p = Plan.from_json(p.to_json())
+    left = p.resolve(lambda reference: ["v", "u"] if reference == one else [])
+    assert p["a"].reads == ("x", "v", two, "w"), "it was told apart before: the first one is meant"
+    assert [item.read for item in left] == [two]
+    p.reopen({"x", "z", "w", "v"})
+    assert p["a"].reads == ("x", "v", two, "w")
+    p.set_reads("a", ["u"])
+    p.reopen(())
+    assert p["a"].reads == ("u",), "what a step does not read any more is forgotten"
+    p.remove("b")
+    assert "settled" not in p.to_json()
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [
@@ -376,6 +405,20 @@ def test_references_are_settled_once() -> None:
         ({"steps": [], "expected": [1]}, r"expected\[0\]: expected a non-empty string"),
         ({"steps": [], "superseded": {"a": ""}}, "superseded.a: expected a non-empty string"),
         ({"steps": [], "superseded": {"": "a"}}, "superseded: expected a non-empty string"),
+        ({"steps": [], "settled": {}}, "settled: expected a list, got dict"),
+        ({"steps": [], "settled": [{"step": "a"}]}, r"settled\[0\]: missing fields: read, span"),
+        (
+            {"steps": [], "settled": [{"step": "a", "read": {"message": 1}, "span": None}]},
+            r"settled\[0\].step: unknown step 'a'",
+        ),
+        (
+            {"steps": [{"id": "a"}], "settled": [{"step": "a", "read": "x", "span": None}]},
+            r"settled\[0\].read: expected an object, got 'x'",
+        ),
+        (
+            {"steps": [{"id": "a"}], "settled": [{"step": "a", "read": {"quote": "x"}, "span": ""}]},
+            r"settled\[0\].span: expected a non-empty string",
+        ),
     ],
 )
 def test_json_errors_name_the_place(data: object, words: str) -> None:

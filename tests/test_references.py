@@ -42,6 +42,56 @@ def test_an_ambiguous_quote_is_reported_and_has_no_effect(engines):
     session.check_plan(pending_ok=False)
 
 
+def test_a_quote_is_not_found_in_the_plan_that_holds_it(engines):
+    session = chat_session(engines, planner="explicit")
+    session.append([user("The limit is 48.", span="limits"), user("Make a plan.")])
+    text = (
+        'Let me see. <Plan>[{"id": "go", "reads": [{"quote": "limit is 48"}]}]</Plan> So much for the plan.'
+    )
+    session.append(assistant(text, span="said"))
+    assert session.explain("said").region == "assistant"
+    assert session.plan["go"].spans == ("limits",)
+    session.plan.add(Step("next", (Quote("so much for"), Quote("Let me see. So"))))
+    with pytest.raises(PlanError, match="'so much for', which fits no span"):
+        session.check_plan(pending_ok=False)
+    session.plan.set_reads("next", [Quote("So much for")])
+    session.check_plan()
+    assert session.plan["next"].spans == ("said",), "the text beside a plan is searched"
+
+
+@pytest.mark.parametrize("read", [Quote("limit is 48"), MessageNumber(2)], ids=str)
+def test_a_reference_follows_its_message_when_it_is_read_again(engines, read):
+    session = chat_session(engines, plan=Plan([Step("go", (read,))]))
+    talk = [user("Hi."), assistant("Hello."), user("The limit is 48."), assistant("The limit is 48, then.")]
+    session.sync(talk[:3], reply=False)
+    (before,) = session.plan["go"].spans
+    session.sync([*talk, user("Now?")])
+    assert session.plan["go"].spans == (before,)
+    session.sync([user("Good day."), *talk[1:], user("Now?")])
+    (after,) = session.plan["go"].spans
+    assert after != before, "the message has another id"
+    assert "The limit is 48." in session.explain(after).text
+    session.check_plan(pending_ok=False)
+    session.keep_first(session.memory.ledger.spans.get(after).start)
+    assert session.plan["go"].reads == (read,)
+    session.append([user("The limit is 48."), user("Is the limit is 48 right?")])
+    assert session.plan["go"].spans == (session.memory.ledger.spans[-2].id,)
+
+
+def test_a_reference_stays_where_its_span_stays(engines):
+    session = chat_session(engines, plan=Plan([Step("go", (Quote("limit is 48"),))]))
+    session.append([user("The limit is 48."), user("And now for something else.")])
+    (span,) = session.plan["go"].spans
+    session.drop_last(4)
+    assert session.plan["go"].spans == (span,)
+    session.keep_first(session.memory.ledger.spans.get(span).stop - 1)
+    assert session.plan["go"].spans == (span,), "what is left of it holds the text"
+    fork = session.fork()
+    fork.keep_first(session.memory.ledger.spans.get(span).start + 5)
+    assert fork.plan["go"].reads == (Quote("limit is 48"),)
+    assert session.plan["go"].spans == (span,)
+
+
 def test_messages_are_counted_without_the_template_s_own_spans(engines):
     # This template writes a system text of its own before a list that has none.
     session = chat_session(engines, "tools")

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tenure import Plan, Step
-from tenure.errors import BudgetError
 from tenure.tiers.record import SpanRecord
 from tests.chats import chat_engine
 from tests.conftest import random_ids
@@ -186,17 +185,74 @@ def test_a_fork_has_its_own_archive(engines):
     check_ledger(twin)
 
 
-def test_a_step_that_reads_more_than_the_budget_is_refused(engines):
-    session = chat_engine(engines).session(policy="foresight", archive=Shelf(), **OPTIONS)
-    spans = session.append([{"role": "user", "content": f"{name} " * 30, "span": name} for name in "ab"])
-    session.append({"role": "user", "content": "noise " * 40})
-    need = sum(map(len, spans)) + 2 + 1
-    before = state_of(session)
-    with pytest.raises(BudgetError, match=rf"step 'both' reads .* needs {need}, the budget is 64"):
-        session.append({"role": "user", "content": "go", "step": "both", "reads": ["a", "b"]})
-    assert state_of(session) == before
-    session.append({"role": "user", "content": "go", "step": "one", "reads": ["a"]})
+@pytest.mark.parametrize("policy", ["recency", "h2o", "memdecay"])
+def test_spans_that_come_back_together_do_not_take_each_others_place(engines, policy):
+    session = engines("llama").session(policy=policy, archive=Shelf(), **OPTIONS)
+    for name in "abcdef":
+        session.append_ids(random_ids(20, seed=ord(name)), span=name)
+    back = session.fetch(["b", "c", "d", "a"])
+    assert back[:3] == ["b", "c", "d"]
+    assert "a" not in back, "there is no room for a fourth"
+    assert all(session.explain(name).resident == 1.0 for name in back)
     check_ledger(session)
+    session.fetch(["d", "a"])
+    assert session.explain("d").resident == 1.0, "whole already, and before it in the list"
+    check_ledger(session)
+
+
+def lose(session, tokens):
+    """Evict tokens of a session that has all of them, in every layer."""
+    stays = ~torch.isin(torch.arange(len(session)), torch.tensor([*tokens]))
+    with torch.inference_mode():
+        index = stays.nonzero().view(1, -1).expand(session.memory.ledger.groups, -1)
+        session.memory.drop(index, "budget")
+
+
+@pytest.mark.parametrize("policy", ["foresight", "auto"])
+def test_what_is_left_of_a_span_takes_no_room_beside_the_whole_of_it(engines, policy):
+    plan = Plan([Step("now", ("a",)), Step("later", ("b",))])
+    session = engines("llama").session(
+        policy=policy, policy_options={"min_recent": 8}, plan=plan, archive=Shelf(), **OPTIONS
+    )
+    for name, size in (("start", 4), ("a", 20), ("b", 26), ("noise", 14)):
+        session.append_ids(random_ids(size, seed=size), span=name)
+    lose(session, range(10, 20))
+    session.append_ids(random_ids(10, seed=2))
+    assert session.explain("a").resident == 0.5
+    assert session.fetch(["a"]) == ["a"]
+    assert session.explain("b").resident == 1.0, "both fit"
+    check_ledger(session)
+
+
+@pytest.mark.parametrize("policy", ["foresight", "auto"])
+def test_all_that_a_step_reads_comes_back(engines, policy):
+    """What is left of a span that comes back counts once, not beside the whole of it."""
+    session = chat_engine(engines).session(policy=policy, archive=Shelf(), **OPTIONS)
+    for name, size in (("a", 24), ("b", 22), ("noise", 18)):
+        session.append_ids(random_ids(size, seed=size), span=name)
+    lose(session, [*range(8, 19), *range(30, 41)])
+    session.append_ids(random_ids(22, seed=2))  # the budget is full again
+    assert all(0.0 < session.explain(name).resident < 1.0 for name in "ab")
+    session.queue({"role": "user", "content": "go", "step": "both", "reads": ["a", "b"]})
+    assert all(session.explain(name).resident == 1.0 for name in "ab")
+    session.engine.drain([session])
+    session.append_ids(random_ids(60, seed=3))
+    assert all(session.explain(name).resident == 1.0 for name in "ab")
+    check_ledger(session)
+
+
+@pytest.mark.parametrize("policy", ["foresight", "auto"])
+def test_what_the_current_step_reads_makes_no_room_for_others(engines, policy):
+    plan = Plan([Step("now", ("mine",))])
+    session = engines("llama").session(policy=policy, plan=plan, archive=Shelf(), **OPTIONS)
+    for name, size in (("mine", 40), ("other", 24), ("little", 12)):
+        session.append_ids(random_ids(size, seed=size), span=name)
+    session.append_ids(random_ids(100, seed=9))
+    assert session.fetch(["other", "little"]) == ["little"]
+    assert session.explain("mine").resident == 1.0
+    check_ledger(session)
+    plan.finish("now")
+    assert session.fetch(["other"]) == ["other"]
 
 
 @settings(max_examples=25, deadline=None)
@@ -216,6 +272,7 @@ def test_any_order_of_calls_keeps_the_ledger_true(engines, data):
             wanted = data.draw(st.lists(st.sampled_from(spans), max_size=3))
             for name in session.fetch(wanted):
                 assert session.memory.ledger.spans.get(name).restored
+                assert session.explain(name).resident == 1.0
         elif action == "cut":
             session.keep_first(data.draw(st.integers(0, len(session))))
         elif action == "force":

@@ -906,6 +906,19 @@ def test_sync_gives_a_changed_message_its_own_marks(engines):
     check_ledger(session)
 
 
+def test_sync_gives_marks_to_rows_of_a_ledger_that_has_grown(engines, monkeypatch):
+    """Its arrays were made in a step, in inference mode, and cannot be written to outside."""
+    monkeypatch.setattr("tenure.memory._FIRST_CAPACITY", 16)
+    session = chat_session(engines)
+    start = [system("Be brief."), user("one"), assistant("two")]
+    session.sync([*start, user("the quick brown fox", span="old")])
+    assert session.memory.ledger.region.is_inference()
+    session.sync([*start, user("the quick lazy dog", span="new", region="retrieved")])
+    report = session.explain("new")
+    assert (report.region, report.text) == ("retrieved", "<|im_start|>user\nthe quick lazy dog<|im_end|>\n")
+    check_ledger(session)
+
+
 def test_sync_frees_the_id_of_a_span_that_the_preamble_goes_on_with(engines):
     session = chat_session(engines)
     session.sync([system("Be brief.", span="mine")], reply=False)
@@ -1273,6 +1286,53 @@ def test_messages_move_the_plan(engines, monkeypatch):
     session.append([user("c", step="two"), user("d", step="three", reads=["b"])])
     assert session.plan.finished == {"one", "two"}
     assert session.plan.current.id == "three"
+
+
+def test_the_step_of_a_turn_may_be_taken_out_meanwhile(engines, monkeypatch):
+    session = chat_session(engines, plan=Plan([Step("fix"), Step("report")]))
+    Script([*encode("chatml", "done"), end_of_turn()] * 3).install(monkeypatch)
+    session.queue(user("a", step="fix"), reply=True)
+    turn = session.start_turn(max_tokens=9)
+    session.engine.step([session])
+    session.plan.remove("fix")
+    assert "".join(turn) == "done"
+    assert session.plan.finished == frozenset()
+    assert session.plan.current.id == "report"
+    session.ask(user("b"), max_tokens=9)
+    assert session.plan.finished == frozenset(), "the message belongs to no step"
+    session.ask(user("c", step="report"), max_tokens=9)
+    assert session.plan.finished == {"report"}
+
+
+def test_a_sync_follows_the_messages_that_are_new(engines, monkeypatch):
+    session = chat_session(engines)
+    Script([*encode("chatml", "done"), end_of_turn()] * 5).install(monkeypatch)
+    fetched = []
+    restore = session.memory.restore
+    monkeypatch.setattr(
+        session.memory, "restore", lambda spans: fetched.append(list(spans)) or restore(spans)
+    )
+    talk = [user("a", span="a"), user("b", step="one", reads=["a"])]
+    session.sync(talk)
+    assert "".join(session.generate()) == "done"
+    assert session.plan.finished == {"one"}
+    assert fetched == [["a"]]
+    talk += [assistant("done"), user("c")]
+    session.sync(talk)
+    assert session.plan.finished == {"one"}, "its step is over, and stays so"
+    assert fetched == [["a"]]
+    "".join(session.generate())
+    talk += [assistant("done"), user("d", step="two", reads=["a"])]
+    session.sync(talk)
+    assert session.plan.current.id == "two"
+    "".join(session.generate())
+    assert session.plan.finished == {"one", "two"}
+    session.sync(talk)
+    assert session.plan.finished == {"one"}, "the answer is wanted once more"
+    assert session.plan.current.id == "two"
+    "".join(session.generate())
+    assert session.plan.finished == {"one", "two"}
+    assert fetched == [["a"]] * 3
 
 
 def test_leaving_a_session_frees_its_slab(engines):

@@ -306,11 +306,16 @@ def _kill_at_random(process, engine, file):
         seen.add(len(again))
         os.kill(process.pid, signal.SIGCONT)
     assert seen == {100, 300}
-    while not parts(file.parent):
-        pass
+    while True:  # until it is stopped in the middle of a write
+        os.kill(process.pid, signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        if parts(file.parent):
+            break
+        os.kill(process.pid, signal.SIGCONT)
+        time.sleep(draw.random() * 0.01)
     process.kill()
     process.wait()
-    assert parts(file.parent) or file.exists()
+    assert parts(file.parent), "what it was writing is left"
     assert len(engine.restore(file)) in want
     assert not parts(file.parent), "nothing is left of what was not finished"
 

@@ -57,7 +57,7 @@ class Capture:
             if start < stop:
                 row = ledger.rows - (ledger.length - start)
                 keys, values = rows.copy(row, row + stop - start)
-                score = ledger.score[:, row : row + stop - start].clone()
+                score = ledger.score[:, row : row + stop - start].to("cpu", copy=True)
                 self._parts.append(SpanRecord(span.id, start, ids[start:stop], keys, values, score))
             if number + 1 < len(ledger.spans):
                 self._seal(span.start, span.stop)

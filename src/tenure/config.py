@@ -24,7 +24,8 @@ class EngineConfig:
     """What one loaded model needs.
 
     Args:
-        dtype: ``auto`` (bf16 where the device computes in it, else fp32), ``bf16``, ``fp16`` or ``fp32``.
+        dtype: ``auto`` (bf16 where the device computes in it, else fp16 on CUDA and fp32 on a CPU), ``bf16``, ``fp16``
+            or ``fp32``.
         device: a torch device.
         threads: CPU threads; None leaves torch's choice.
         executor: ``fused`` runs a family's layers with joined projections, ``transformers`` the stock

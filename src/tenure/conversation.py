@@ -11,11 +11,14 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import torch
+
 from tenure.encode import common_prefix
 from tenure.history import beyond, places_of
 from tenure.interrupt import uninterrupted
 from tenure.messages import Message
 from tenure.pieces import Piece, marked
+from tenure.references import reopen
 from tenure.skeleton import State
 from tenure.spans import Span, check_span_id
 
@@ -29,14 +32,12 @@ class Conversation:
     """A whole conversation, rendered.
 
     Args:
-        messages: as they were sent, checked.
         pieces: of all ids, in order.
         ids: the pieces' ids joined.
         transcript: behind the last message, or with the assistant's turn open.
         reply: whether the generation prompt is the last piece.
     """
 
-    messages: list[Message]
     pieces: list[Piece]
     ids: list[int]
     transcript: Transcript
@@ -56,9 +57,10 @@ def render(transcript: Transcript, messages: Iterable[MessageLike], *, reply: bo
     named = [piece.span for piece in pieces if piece.span is not None]
     for number, name in enumerate(named):
         check_span_id(name, named[:number])
-    return Conversation(parsed, pieces, [token for piece in pieces for token in piece.ids], twin, reply)
+    return Conversation(pieces, [token for piece in pieces for token in piece.ids], twin, reply)
 
 
+@torch.inference_mode()
 def adopt(session: Session, whole: Conversation) -> int:
     """Make a session's history equal a conversation; what is new waits for the next steps of the engine.
 
@@ -71,6 +73,10 @@ def adopt(session: Session, whole: Conversation) -> int:
     if whole.reply and cached == len(whole.ids):
         cached -= 1  # the last token is computed again for its logits
     rest, inside = beyond(pieces, cached)
+    if rest and rest[-1].kind == "prompt" and not any(piece.kind == "message" for piece in rest):
+        # Nothing new was said: the last message is answered once more, so its step is under way again.
+        last = next(piece for piece in reversed(pieces) if piece.kind == "message")
+        rest[-1] = replace(rest[-1], step=last.step, reads=last.reads)
     spans = memory.ledger.spans
     cut = spans[spans.index_at(cached - 1)] if inside else None
     if cut is not None:
@@ -85,12 +91,13 @@ def adopt(session: Session, whole: Conversation) -> int:
         if cached < len(memory.ids):
             session.logits = None
         memory.keep_first(cached)
+        reopen(session.plan, memory, cached)
         session._states = [(0, State())]
         if cut is not None:
             _relabel(session, cut, rest[0], {piece.span for piece in rest})
             rest[0] = replace(rest[0].after(inside), kind="closing")
         places = places_of(pieces, 0, State(), whole.transcript.snapshot())
-        fresh = session._enqueue(rest, whole.messages, whole.transcript, places)
+        fresh = session._enqueue(rest, whole.transcript, places)
     if session.planning is not None:
         session.planning.queued(session, fresh, reply=whole.reply)
     return cached

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -114,6 +115,8 @@ class Engine:
         tokenizer = AutoTokenizer.from_pretrained(found.path)
         loaded = AutoModelForCausalLM.from_pretrained(found.path, dtype=dtype)
         engine = cls(loaded.to(device), tokenizer, config=config, name=str(model))
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # of the weights that were joined
         give_up_helpers()  # another thread may be the one that computes
         return engine
 
@@ -214,7 +217,7 @@ class Engine:
         """A session as :meth:`Session.save` has written it; it goes on with the same ids as if it had never left.
 
         Args:
-            path: of the file, or ``tier:NAME`` for the last of the engine's tiers.
+            path: of the file, or ``tier:NAME`` for the last of the engine's tiers that outlives it.
 
         Raises:
             SaveError: there is none, or its content is not what was saved.
@@ -340,14 +343,12 @@ class Engine:
             The text of each turn, in order.
         """
         turns: list[Turn] = []
-        try:
+        with ExitStack() as closing:  # all of them, whatever the closing of one raises
             for session in sessions:
                 turns.append(session.start_turn(**options))
+                closing.callback(turns[-1].close)
             while any(not turn.done for turn in turns):
                 self.step([turn.session for turn in turns if not turn.done])
-        finally:
-            for turn in turns:
-                turn.close()
         for turn in turns:
             turn.check()
         return [turn.text for turn in turns]
@@ -368,10 +369,12 @@ def _device(name: str) -> torch.device:
 
 
 def compute_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype of weights and cache: bf16 by default where the device computes in it, fp32 otherwise."""
+    """The dtype of weights and cache, see :class:`~tenure.config.EngineConfig`."""
     if name != "auto":
         return _DTYPES[name]
     if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+        with torch.cuda.device(device):
+            known_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if known_bf16 else torch.float16
     known = capabilities()
     return torch.bfloat16 if known.get("avx512_bf16") or known.get("amx_bf16") else torch.float32

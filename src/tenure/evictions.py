@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -23,6 +23,9 @@ PAGES = 4096
 """Pages that are remembered, the newest."""
 SAMPLES = 512
 """Points of the timeline; when they are full, every second one goes."""
+
+_WHOLE, _REAL = ("number", "region", "start", "tokens"), ("slots", "score", "age")
+"""Columns of a batch."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,23 @@ class _Batch:
     age: Tensor
     reasons: Mapping[int, str] | str
 
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, complete with :meth:`from_json`; reasons of the spans that lost something."""
+        columns = {name: getattr(self, name).tolist() for name in (*_WHOLE, *_REAL)}
+        why = self.reasons
+        if not isinstance(why, str):
+            why = {number: why[number] for number in sorted(set(columns["number"])) if number in why}
+        return {"at": self.at, **columns, "reasons": why}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """What :meth:`to_json` gave, of JSON, whose names are texts."""
+        whole = {name: torch.tensor(data[name], dtype=torch.int64) for name in _WHOLE}
+        real = {name: torch.tensor(data[name], dtype=torch.float64) for name in _REAL}
+        why = data["reasons"]
+        reasons = why if isinstance(why, str) else {int(number): reason for number, reason in why.items()}
+        return cls(at=data["at"], **whole, **real, reasons=reasons)
+
 
 class EvictionLog:
     """The newest evicted pages of a session, and slots by region over time."""
@@ -89,6 +109,22 @@ class EvictionLog:
         copy._batches, copy._samples = deque(self._batches), list(self._samples)
         copy._pages, copy._every, copy._skipped = self._pages, self._every, self._skipped
         return copy
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, complete with :meth:`fill`."""
+        return {
+            "batches": [batch.to_json() for batch in self._batches],
+            "samples": [[at, counts.tolist()] for at, counts in self._samples],
+            "every": self._every,
+            "skipped": self._skipped,
+        }
+
+    def fill(self, state: Mapping[str, Any]) -> None:
+        """Go on where the log of a saved session was."""
+        self._batches = deque(map(_Batch.from_json, state["batches"]))
+        self._pages = sum(len(batch.number) for batch in self._batches)
+        self._samples = [(at, torch.tensor(counts, dtype=torch.float64)) for at, counts in state["samples"]]
+        self._every, self._skipped = state["every"], state["skipped"]
 
     def record(self, view: View, index: Tensor, score: Tensor, reasons: Mapping[int, str] | str) -> None:
         """Note an eviction before it is carried out.

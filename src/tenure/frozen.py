@@ -41,6 +41,13 @@ class Frozen:
         """First logical index, the one behind the last, and rotary positions that a renumbering gives each."""
         return tuple((one.start, one.stop, one.slots) for one in self.segments)
 
+    @property
+    def behind(self) -> int:
+        """The first rotary position behind all entries."""
+        return max(
+            (int(one.entries.position.max()) + 1 for one in self.segments if len(one.entries)), default=0
+        )
+
     def add(self, segment: RaggedSegment) -> Frozen:
         """With one more."""
         return Frozen((*self.segments, segment))

@@ -51,7 +51,7 @@ def record_calls(session: Session, calls: Sequence[ToolCall]) -> None:
         return
     memory, transcript = session.memory, transcript.fork()
     pieces = transcript.close(tool_calls=[call.to_openai() for call in calls])
-    session._enqueue(pieces, [], transcript, [])
+    session._enqueue(pieces, transcript, [])
     session._states.append((len(memory.ids) + memory.waiting, transcript.snapshot()))
 
 

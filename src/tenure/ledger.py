@@ -160,8 +160,8 @@ class Ledger:
         Where it stood, if nothing was renumbered since; else right before the row behind it.
         """
         logical, position = self.logical[:, :kept], self.position[:, :kept]
-        if not kept:
-            return None
+        if not kept or (self.blocks and self.next_position != self.length):
+            return None  # what is compressed may stand in the gap
         behind = position.masked_fill(logical < span.stop, self.next_position).amin(1) - len(span)
         before = position.masked_fill(logical >= span.start, -1).amax(1)
         for first in (torch.full_like(behind, span.start - (self.length - self.next_position)), behind):

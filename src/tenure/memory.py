@@ -141,7 +141,7 @@ class Memory(TokenStream):
             frozen=self.frozen.segments,
             statistics=self.policy.statistics,
             groups=self.ledger.groups,
-            watch=None if self.late is None else self.late.watch(self.ledger.length, count),
+            watch=None if self.late is None else self.late.watch(count),
         )
 
     def commit(self, work: Work, *, decoding: bool) -> None:
@@ -155,6 +155,8 @@ class Memory(TokenStream):
         turns = self._enter(count)
         self.rows.commit(count)
         self.ledger.commit(count)
+        if self.late is not None:
+            self.late.saw(work.watch, self.ledger.length)
         steps = self.aging.advance(count, turns, decoding=decoding)
         self.aging.enter(self.ledger, count)
         if work.mass is not None:
@@ -201,6 +203,10 @@ class Memory(TokenStream):
         for span_id, delta in self.plan.planned().items():
             if span_id in ledger.spans:
                 readers[ledger.spans.index_at(ledger.spans.get(span_id).start)] = delta
+        current = torch.zeros_like(readers, dtype=torch.bool)
+        for span_id in self.plan.current_reads:
+            if span_id in ledger.spans:
+                current[ledger.spans.index_at(ledger.spans.get(span_id).start)] = True
         for number, span in enumerate(ledger.spans):
             if span.pin is not None:
                 pins[number] = 2 if span.pin == "hard" else 1
@@ -214,11 +220,12 @@ class Memory(TokenStream):
             energy=ledger.energy[:, :rows],
             table=self.aging.vectors(),
             readers=readers[owner],
+            current=current[owner],
             pin=self.aging.pins(pins[owner], region),
             span=owner,
             sizes=torch.tensor([len(span) for span in ledger.spans] or [0], device=logical.device),
             length=ledger.length,
-            budget=self.row_budget or rows,
+            budget=rows if self.row_budget is None else self.row_budget,
             sinks=self.config.sinks,
         )
 
@@ -320,6 +327,9 @@ class Memory(TokenStream):
             index = self.ledger.truncate(count, self.config.sinks)
             self.rows.keep(index, poison=POISON)
             self.freeze(self.frozen.before(count))
+            self.ledger.next_position = max(self.ledger.next_position, self.frozen.behind)
+            if self.late is not None:
+                self.late.truncate(count)
             del self.ids[count:]
         if POISON:
             self.check_integrity()

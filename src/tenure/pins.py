@@ -6,6 +6,7 @@ where giving way would not be enough, nothing changes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -35,6 +36,13 @@ def admit(memory: Memory, incoming: int, upto: int | None = None) -> list[Span]:
     Raises:
         BudgetError: with the numbers; nothing has changed.
     """
+    yielding = giving_way(memory, incoming, upto)
+    give_way(memory, yielding)
+    return yielding
+
+
+def giving_way(memory: Memory, incoming: int, upto: int | None = None) -> list[Span]:
+    """The spans whose pins must give way for that; see :func:`admit`. Changes nothing."""
     budget = memory.row_budget
     if budget is None or not incoming:
         return []
@@ -53,13 +61,24 @@ def admit(memory: Memory, incoming: int, upto: int | None = None) -> list[Span]:
             over -= min(span.stop, edge) - span.start
     if over > 0:
         raise _refusal(memory, budget, held, incoming)
+    return yielding
+
+
+def give_way(memory: Memory, yielding: Iterable[Span]) -> None:
+    """Make pins soft, or spill them, as the session's option ``pins`` says."""
     with uninterrupted():
         for span in yielding:
             if memory.config.pins == "demote":
                 span.pin = "soft"
             else:
                 _spill(memory, span)
-    return yielding
+
+
+def stays(memory: Memory) -> int:
+    """Slots that no eviction may take: sinks and hard pins, those that wait among them."""
+    pinned = sum(len(span) for span in memory.ledger.spans if span.pin == "hard")
+    waiting = sum(len(ids) for span, ids, _ in memory.backlog if span.pin == "hard")
+    return memory.config.sinks + pinned + waiting
 
 
 def _archived(memory: Memory, span: Span) -> bool:

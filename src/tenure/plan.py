@@ -9,25 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from tenure.errors import PlanError
 from tenure.plan_json import UNSET, PlanData, read_plan, whole
+from tenure.settled import Settled, Unsettled
 from tenure.steps import MessageNumber, Quote, Read, Reference, Step, parse_reads
 
 __all__ = ["MessageNumber", "Plan", "Quote", "Read", "Reference", "Step", "Unsettled"]
-
-
-class Unsettled(NamedTuple):
-    """A read whose span could not be told: its step, what it says, and the spans that fit it (none or several)."""
-
-    step: str
-    read: Reference
-    spans: tuple[str, ...]
-
-    def __str__(self) -> str:
-        fits = "no span" if not self.spans else f"{len(self.spans)} spans: {', '.join(self.spans[:5])}"
-        return f"step {self.step!r} reads {self.read}, which fits {fits}"
 
 
 class Plan:
@@ -54,6 +43,7 @@ class Plan:
         self._index: dict[str, int] = {}
         self._readers: dict[str, list[str]] = {}
         self._unsettled: dict[str, None] = {}
+        self._settled = Settled()
         self._finished: set[str] = set()
         self._current = 0
         self._clock = 0
@@ -78,6 +68,12 @@ class Plan:
     def current(self) -> Step | None:
         """The step under way; None for an empty plan and after the last step has finished."""
         return self._steps[self._current] if self._current < len(self._steps) else None
+
+    @property
+    def current_reads(self) -> tuple[str, ...]:
+        """Spans that the step under way reads itself, without what planners found for its turn."""
+        step = self.current
+        return () if step is None or step.id in self._finished else step.spans
 
     @property
     def finished(self) -> frozenset[str]:
@@ -213,6 +209,7 @@ class Plan:
         """Take a step out. The step behind it takes its place. Raises `PlanError` for an unknown step."""
         place = self._place(step_id)
         self._leave(self._steps.pop(place))
+        self._settled.prune(Step(step_id))
         self._finished.discard(step_id)
         self._passed.pop(step_id, None)
         self._index = {step.id: number for number, step in enumerate(self._steps)}
@@ -225,12 +222,15 @@ class Plan:
         place = self._place(step_id)
         step = replace(self._steps[place], reads=parse_reads(reads, "reads"))
         self._leave(self._steps[place])
+        self._settled.prune(step)
         self._steps[place] = step
         self._enter(step)
 
     def add_reads(self, step_id: str, reads: Iterable[Read]) -> None:
-        """Add to the reads of a step. Raises `PlanError` like `set_reads`."""
-        self.set_reads(step_id, [*self[step_id].reads, *reads])
+        """Add to the reads of a step; a reference that is settled stays so. Raises `PlanError` like `set_reads`."""
+        held = self[step_id].reads
+        new = (read for read in parse_reads(reads, "reads") if not self._settled.holds(step_id, read))
+        self.set_reads(step_id, [*held, *new])
 
     def add_turn_reads(self, spans: Iterable[str], *, name: str = "turn") -> None:
         """Let the turn under way read spans; they count like the current step's until `end_turn`."""
@@ -270,24 +270,25 @@ class Plan:
         """Put span ids in the place of message numbers and quotes.
 
         Args:
-            find: gives the ids of the spans that a reference fits. Exactly one settles it for good.
+            find: gives the ids of the spans that a reference fits, in order. Exactly one settles it, until `reopen`;
+                from then on the first does.
 
         Returns:
             What could not be settled; those reads stay as they are and have no effect.
         """
-        left = []
+        left: list[Unsettled] = []
         for step in self._open():
-            settled: list[Read] = []
-            for read in step.reads:
-                fits = (read,) if isinstance(read, str) else tuple(find(read))
-                if len(fits) == 1:
-                    settled.append(fits[0])
-                elif not isinstance(read, str):
-                    settled.append(read)
-                    left.append(Unsettled(step.id, read, fits))
-            if tuple(settled) != step.reads:
-                self.set_reads(step.id, settled)
+            reads, unsettled = self._settled.settle(step, find)
+            left += unsettled
+            if reads != step.reads:
+                self.set_reads(step.id, reads)
         return left
+
+    def reopen(self, kept: Collection[str]) -> None:
+        """Take references back that were settled on spans which are not among ``kept``: they may settle on others."""
+        for step_id, lost in self._settled.reopen(kept).items():
+            reads = (one for read in self[step_id].reads for one in lost.get(read, [read]))
+            self.set_reads(step_id, reads)
 
     def validate(
         self,
@@ -329,7 +330,8 @@ class Plan:
         twin = Plan.__new__(Plan)
         twin.__dict__.update(self.__dict__)
         twin._readers = {span: list(steps) for span, steps in self._readers.items()}
-        for name in ("_steps", "_index", "_unsettled", "_finished", "_passed", "_superseded", "_once"):
+        names = ("_steps", "_index", "_unsettled", "_settled", "_finished", "_passed", "_superseded", "_once")
+        for name in names:
             setattr(twin, name, getattr(self, name).copy())
         return twin
 
@@ -346,6 +348,7 @@ class Plan:
             "turn": None if self._turn is None else self._turn.to_json(),
             "expected": list(self._expected),
             "superseded": dict(self._superseded),
+            "settled": self._settled.to_json(),
         }
         return data | {name: value for name, value in more.items() if value not in (None, {}, [])}
 
@@ -373,6 +376,7 @@ class Plan:
         plan._turn = data.turn
         plan._expected = tuple(data.expected)
         plan._superseded = dict(data.superseded)
+        plan._settled = Settled(data.settled)
         return plan
 
     def _nearest(self) -> Mapping[str, tuple[int, Step | None]]:

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tenure.errors import PlanError
-from tenure.steps import Step, parse_reads
+from tenure.steps import Reference, Step, parse_read, parse_reads
+
+PLAN_TEXT = re.compile(r"<plan>\s*(.*?)\s*</plan>", re.IGNORECASE | re.DOTALL)
+"""A plan in the text of a message."""
 
 UNSET = object()
 """``current`` was not given."""
 
-_FIELDS = {"steps", "current", "finished", "overdue", "expire_after", "turn", "expected", "superseded"}
+_FIELDS = {
+    "steps",
+    "current",
+    "finished",
+    "overdue",
+    "expire_after",
+    "turn",
+    "expected",
+    "superseded",
+    "settled",
+}
 
 
 @dataclass
@@ -28,6 +42,7 @@ class PlanData:
     turn: Step | None = None
     expected: list[str] = field(default_factory=list)
     superseded: dict[str, str] = field(default_factory=dict)
+    settled: dict[tuple[str, Reference], str | None] = field(default_factory=dict)
 
 
 def read_plan(data: str | bytes | Mapping[str, Any]) -> PlanData:
@@ -66,6 +81,14 @@ def read_plan(data: str | bytes | Mapping[str, Any]) -> PlanData:
         plan.expected.append(_text(item, f"expected[{number}]"))
     for old, new in _object(root.get("superseded", {}), "superseded").items():
         plan.superseded[_text(old, "superseded")] = _text(new, f"superseded.{old}")
+    for number, item in enumerate(_list(root.get("settled", []), "settled")):
+        place, names = f"settled[{number}]", {"step", "read", "span"}
+        one = _object(item, place, names, names)
+        read = parse_read(one["read"], f"{place}.read")
+        if isinstance(read, str):
+            raise PlanError(f"expected an object, got {read!r}", option=f"{place}.read")
+        span = None if one["span"] is None else _text(one["span"], f"{place}.span")
+        plan.settled[_known(one["step"], ids, f"{place}.step"), read] = span
     return plan
 
 

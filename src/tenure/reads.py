@@ -2,41 +2,100 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 from tenure.errors import BudgetError
-from tenure.memory import Memory
-from tenure.transcript import Message
+from tenure.pins import stays
+from tenure.references import contents, finder, reopen
+from tenure.spans import Span
+from tenure.steps import Step
+
+if TYPE_CHECKING:
+    from tenure.memory import Memory
+    from tenure.pieces import Piece
+    from tenure.sessionbase import SessionBase
 
 
-def check_reads(memory: Memory, messages: Sequence[Message]) -> None:
+def room(memory: Memory) -> int | None:
+    """Slots that the reads of one step may take now, as the policy counts them; None without a budget."""
+    budget = memory.row_budget
+    return None if budget is None else memory.policy.room(budget, stays(memory))
+
+
+def check_reads(
+    session: SessionBase, pieces: Sequence[Piece], upto: int | None = None, yielding: Collection[Span] = ()
+) -> None:
     """Refuse a step whose reads the budget cannot hold at once.
 
-    Only the last step that the messages begin is looked at: the others are over before anything is computed.
+    Only the last step that the pieces begin is looked at: the others are over before anything is computed. A reference
+    counts if the session can tell its span by then; a span that is compressed and can come back is no longer compressed
+    when it has.
 
     Args:
-        memory: of the session.
-        messages: about to be read.
+        session: whose memory and plan.
+        pieces: about to be read.
+        upto: tokens of the session that stay before them; None for all, with those that wait.
+        yielding: spans whose hard pins are about to give way.
 
     Raises:
         BudgetError: with the numbers; nothing has changed.
     """
-    begun = [(message.step, message.reads) for message in messages if message.step is not None]
-    budget = memory.config.budget
-    if not begun or budget is None or not memory.policy.follows_plan:
+    memory = session.memory
+    step = next((one.step for one in reversed(pieces) if one.step is not None), None)
+    if step is None or memory.config.budget is None or not memory.policy.follows_plan:
         return
-    step, reads = begun[-1]
-    if step in memory.plan:
-        reads = (*memory.plan[step].reads, *reads)
-    table, sinks = memory.ledger.spans, memory.config.sinks
-    known = [table.get(name) for name in dict.fromkeys(reads) if isinstance(name, str) and name in table]
-    tokens = sum(len(span) for span in known)
-    pinned = sum(len(span) for span in table if span.pin == "hard" and span.id not in reads)
-    need = tokens + pinned + sinks + 1
-    if known and need > budget:
+    held = [
+        (span, ids if upto is None else ids[: upto - span.start])
+        for span, ids in contents(memory)
+        if upto is None or (span.start < upto and span.id in memory.ledger.spans)
+    ]
+    plan = session.plan.copy()
+    if upto is not None:
+        reopen(plan, memory, upto)
+    if step not in plan:
+        plan.add(Step(step))
+    plan.add_reads(step, (read for one in pieces if one.step == step for read in one.reads))
+    coming = _behind(held, pieces)
+    for spans in (held, coming):  # in the order in which the session settles references
+        plan.resolve(finder(spans, session.text_of))
+    reads = set(plan[step].spans)
+    known = [(span, ids) for span, ids in coming if span.id in reads]
+    frozen = memory.frozen if upto is None else memory.frozen.before(upto)
+    for span, _ in known if memory.archive is not None else ():
+        frozen = frozen.without(span.start, span.stop)
+    budget, sinks = memory.config.budget - frozen.slots, memory.config.sinks
+    tokens = sum(len(ids) for _, ids in known)
+    pinned = sum(
+        len(ids)
+        for span, ids in coming
+        if span.pin == "hard" and span.id not in reads and span not in yielding
+    )
+    most = memory.policy.room(budget, pinned + sinks)
+    if known and tokens > most:
+        newest = budget - pinned - sinks - most
         raise BudgetError(
             f"step {step!r} reads {tokens} tokens of {len(known)} spans; with {pinned} pinned tokens, {sinks} sinks and "
-            f"1 free slot it needs {need}, the budget is {budget}",
+            f"{newest} slots for the newest tokens it needs {budget - most + tokens}, the budget is {budget}"
+            + (f" besides {frozen.slots} compressed" if frozen.slots else ""),
             option="reads",
-            way_out="Let the step read less, or give a larger budget",
+            way_out="Let the step read less, pin less, or give a larger budget",
         )
+
+
+def _behind(
+    held: Sequence[tuple[Span, array[int]]], pieces: Sequence[Piece]
+) -> list[tuple[Span, array[int]]]:
+    """Spans and their ids as they will be with the pieces read; those without an id get one that no span can have."""
+    found = list(held)
+    for number, piece in enumerate(pieces):
+        ids = array("I", piece.ids)
+        if piece.kind == "closing" and found and found[-1][0].pin != "hard":
+            span, before = found[-1]
+            found[-1] = (span, before + ids)
+            continue
+        message = piece.kind in ("message", "prompt")
+        name = piece.span or f"\0{number}"
+        found.append((Span(name, 0, 0, piece.region, piece.role, piece.pin, message=message), ids))
+    return found

@@ -1,7 +1,8 @@
 """Reads by message number and by quoted text become span ids as soon as the session has the span.
 
 A reference is settled once: the first time that exactly one span fits it. A question that repeats a quoted text
-later does not make it ambiguous any more. Plans are not searched for quotes: they hold them to speak of other spans.
+later does not make it ambiguous any more. Where the span that it is settled on is taken back, it is open again, and the
+first span that fits settles it. Plans are not searched for quotes: they hold them to speak of other spans.
 """
 
 from __future__ import annotations
@@ -11,17 +12,18 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from tenure.errors import PlanError
+from tenure.plan_json import PLAN_TEXT
 from tenure.regions import Region
 from tenure.steps import MessageNumber, Read, Reference
 
 if TYPE_CHECKING:
     from tenure.memory import Memory
-    from tenure.plan import Unsettled
-    from tenure.session import Session
+    from tenure.plan import Plan, Unsettled
+    from tenure.sessionbase import SessionBase
     from tenure.spans import Span
 
 
-def settle(session: Session) -> list[Unsettled]:
+def settle(session: SessionBase) -> list[Unsettled]:
     """Put span ids in the place of the plan's references, the waiting messages included.
 
     Returns:
@@ -32,7 +34,20 @@ def settle(session: Session) -> list[Unsettled]:
     return session.plan.resolve(finder(contents(session.memory), session.text_of))
 
 
-def check_plan(session: Session, *, pending_ok: bool) -> None:
+def reopen(plan: Plan, memory: Memory, count: int) -> None:
+    """Open the references again that are settled on spans which lose tokens where a session goes back.
+
+    Those of the last span that stays whole are among them: a conversation may go on in it under another id.
+
+    Args:
+        plan: of the session, or a copy.
+        memory: of the session, before or after.
+        count: tokens of the session that stay.
+    """
+    plan.reopen({span.id for span in memory.ledger.spans if span.stop < count})
+
+
+def check_plan(session: SessionBase, *, pending_ok: bool) -> None:
     """Hold a session's plan against its spans.
 
     Args:
@@ -86,7 +101,11 @@ def finder(
         if isinstance(reference, MessageNumber):
             return messages[reference.number : reference.number + 1]
         if not texts:
-            texts.extend((span.id, _plain(text_of(ids))) for span, ids in held if span.region != Region.PLAN)
+            texts.extend(
+                (span.id, _plain(PLAN_TEXT.sub(" ", text_of(ids))))
+                for span, ids in held
+                if span.region != Region.PLAN
+            )
         wanted = _plain(reference.text)
         return [span_id for span_id, text in texts if wanted in text]
 

@@ -157,7 +157,7 @@ def span_report(memory: Memory, span_id: str, text: Callable[[int, int], str]) -
         tokens=len(span),
         resident=ledger.resident(span),
         compressed=memory.frozen.inside(span.start, span.stop),
-        resident_by_layer=tuple((inside.sum(1) / max(1, len(span))).tolist()),
+        resident_by_layer=tuple((inside.sum(1).double() / max(1, len(span))).tolist()),
         positions=(int(positions.min()), int(positions.max())) if positions.numel() else None,
         rotary_gap=ledger.rotary_gap(span),
         pin=span.pin,

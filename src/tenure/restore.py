@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from tenure.interrupt import uninterrupted
-from tenure.policies import select
+from tenure.policies import View, select
+from tenure.regions import Region
 from tenure.spans import Span
 from tenure.tiers.prefetch import prefetch
 from tenure.tiers.record import SpanRecord
@@ -23,17 +25,19 @@ if TYPE_CHECKING:
 def restore(memory: Memory, span_ids: Iterable[str]) -> list[str]:
     """Bring evicted spans back from the archive.
 
-    What the policy ranks lowest makes room. A span that is unknown, whole already, lost by the archive or too large for
-    what sinks and pins leave of the budget is passed over.
+    What the policy ranks lowest makes room; what was brought back or found whole before it in the list does not, nor what
+    the current step reads where the policy follows the plan. A span that is unknown, whole already, lost by the archive
+    or too large for what these, sinks and pins leave of the budget is passed over.
 
     Args:
         memory: of the session.
         span_ids: in order of importance.
 
     Returns:
-        Ids of the spans that came back.
+        Ids of the spans that came back; all of them are whole now.
     """
     back: list[str] = []
+    whole: list[Span] = []
     archive, ledger = memory.archive, memory.ledger
     if archive is None:
         return back
@@ -44,13 +48,15 @@ def restore(memory: Memory, span_ids: Iterable[str]) -> list[str]:
         if span_id not in ledger.spans:
             continue
         span = ledger.spans.get(span_id)
-        if ledger.resident(span) == 1.0:
-            continue
-        record = archive.get(span_id)
-        if record is not None and _belongs(memory, record, span):
+        if ledger.resident(span) < 1.0:
+            record = archive.get(span_id)
+            if record is None or not _belongs(memory, record, span):
+                continue
             with uninterrupted():
-                if _splice(memory, record, span):
-                    back.append(span_id)
+                if not _splice(memory, record, span, whole):
+                    continue
+            back.append(span_id)
+        whole.append(span)
     return back
 
 
@@ -59,19 +65,23 @@ def _belongs(memory: Memory, record: SpanRecord, span: Span) -> bool:
     return record.start == span.start and array("I", record.ids) == memory.ids[span.start : span.stop]
 
 
-def _splice(memory: Memory, record: SpanRecord, span: Span) -> bool:
-    """Make room and put the rows in; False where sinks and pins leave none."""
-    ledger, rows = memory.ledger, memory.rows
-    view, own = memory.view(), ledger.inside(span)
-    frozen = memory.frozen.without(span.start, span.stop)
-    room = (
-        view.budget + memory.frozen.slots - frozen.slots if memory.config.budget else ledger.rows + len(span)
-    ) - len(span)
-    safe = int((view.hard & ~own).sum(1).max())
-    kept = min(room, int((~own).sum(1).min()))
-    if kept <= safe:
+def _splice(memory: Memory, record: SpanRecord, span: Span, whole: Sequence[Span]) -> bool:
+    """Make room and put the rows in; False where there is none besides sinks, pins and the spans of ``whole``."""
+    ledger, rows, policy = memory.ledger, memory.rows, memory.policy
+    own, frozen = ledger.inside(span), memory.frozen.without(span.start, span.stop)
+    budget = ledger.rows + len(span)
+    if memory.config.budget is not None:
+        budget = memory.config.budget - frozen.slots
+    view = _beside(memory.view(), own, budget)
+    stays = [ledger.inside(other) for other in whole]
+    first = policy.first(view)
+    for slots in stays if first is None else [*stays, first]:
+        view = replace(view, pin=view.pin.masked_fill(slots, 2))
+    fixed = int((view.hard & ~own).sum(1).max())
+    kept = min(budget - len(span), int((~own).sum(1).min()))
+    if kept < max(1, fixed) or len(span) > policy.room(budget, fixed):
         return False
-    index = select(memory.policy, replace(view, budget=kept), leave=own)
+    index = select(policy, replace(view, budget=kept), leave=own)
     renumbers = ledger.renumbers
     memory.freeze(frozen)
     rows.keep(index)
@@ -84,3 +94,16 @@ def _splice(memory: Memory, record: SpanRecord, span: Span) -> bool:
     if ledger.renumbers != renumbers:
         memory.frozen = memory.frozen.placed(ledger)
     return True
+
+
+def _beside(view: View, own: Tensor, budget: int) -> View:
+    """The view in which the rows that a span has left count for nothing: they go, and it comes back whole."""
+    other = list(Region).index(Region.OTHER)
+    return replace(
+        view,
+        budget=budget,
+        readers=view.readers.masked_fill(own, -1),
+        current=view.current & ~own,
+        pin=view.pin.masked_fill(own, 0),
+        region=view.region.masked_fill(own, other),
+    )

@@ -14,7 +14,7 @@ from tenure.errors import ConfigError
 from tenure.history import places_of, record_calls
 from tenure.interrupt import uninterrupted
 from tenure.pieces import marked
-from tenure.pins import admit
+from tenure.pins import admit, give_way, giving_way
 from tenure.plan import Step
 from tenure.reads import check_reads
 from tenure.references import check_plan, settle
@@ -90,13 +90,12 @@ class Session(SessionBase):
         transcript = self._chat().fork()
         opened = transcript.open(parsed, add_generation_prompt=reply, last_id=last)
         pieces = marked(opened, self.memory.aging.table)
-        check_reads(self.memory, parsed)
+        if parsed:
+            self._begin()
         self._check(pieces)  # last: it may let an older pin give way
-        if self.memory.late is not None:
-            self.memory.late.begin(self)
         places = places_of(pieces, len(self.memory.ids) + self.memory.waiting, before, transcript.snapshot())
         with uninterrupted():
-            spans = self._enqueue(pieces, parsed, transcript, places)
+            spans = self._enqueue(pieces, transcript, places)
             if beginning and (span := self.memory.last_span) is not None:
                 self.memory.queue(transcript.encode(beginning), span)
         if self.planning is not None:
@@ -124,22 +123,26 @@ class Session(SessionBase):
     def adopt(self, whole: conversation.Conversation) -> int:
         """Like :meth:`sync` with a conversation that was rendered before; the tokens wait for the next step."""
         self._idle()
-        if self.memory.late is not None:
-            self.memory.late.begin(self)
+        self._begin()
         return conversation.adopt(self, whole)
+
+    def _begin(self) -> None:
+        """Late compression where the last turn was answered; its room counts in all checks that follow."""
+        late, last = self.memory.late, self.memory.last_span
+        if late is not None and (self._chat().turn_open or (last is not None and last.role == "assistant")):
+            late.begin(self)
 
     def _enqueue(
         self,
         pieces: list[Piece],
-        parsed: list[Message],
         transcript: Transcript,
         places: list[tuple[int, State]],
     ) -> list[Span]:
-        for message in parsed:
-            self._follow(message)
+        for piece in pieces:
+            self._follow(piece)
         settle(self)
-        if self.plan.current is not None and any(message.step is not None for message in parsed):
-            self.memory.restore(self.plan.current.spans)
+        if any(piece.step is not None for piece in pieces):
+            self.memory.restore(self.plan.current_reads)
         named = {piece.span for piece in pieces}
         spans = []
         for piece in pieces:
@@ -202,7 +205,7 @@ class Session(SessionBase):
         with uninterrupted():
             if self._transcript is not None:
                 transcript = self._transcript.fork()
-                self._enqueue(transcript.close(), [], transcript, [])  # a closing that was held back
+                self._enqueue(transcript.close(), transcript, [])  # a closing that was held back
                 transcript.raw()
                 self._states.append(
                     (len(self.memory.ids) + self.memory.waiting + len(ids), transcript.snapshot())
@@ -348,14 +351,15 @@ class Session(SessionBase):
             finished: whether the plan's step is done with it; a cancelled turn may be tried again.
             calls: of tools; their results come before the step is done.
         """
-        self._turn = None
+        self._turn, step = None, self._step
         if self.planning is not None:
             self.planning.ended(self, calls=bool(calls))
         if calls:
             record_calls(self, calls)
-        elif self._step is not None and finished:
-            self.plan.finish(self._step)
+        elif finished:
             self._step = None
+            if step is not None and step in self.plan:  # it may have been taken out in the meantime
+                self.plan.finish(step)
 
     # -- as a whole ------------------------------------------------------------------------------
 
@@ -365,7 +369,7 @@ class Session(SessionBase):
         An older one is replaced as a whole: after a crash it is the old one or the new one. The session goes on.
 
         Args:
-            path: of the file, or ``tier:NAME`` for the last of the engine's tiers.
+            path: of the file, or ``tier:NAME`` for the last of the engine's tiers that outlives it.
 
         Returns:
             Bytes written.
@@ -396,8 +400,8 @@ class Session(SessionBase):
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _check(self, pieces: Iterable[Piece], *, upto: int | None = None) -> None:
-        """Refuse new span ids that are taken and pins that do not fit, given the first ``upto`` tokens."""
+    def _check(self, pieces: Sequence[Piece], *, upto: int | None = None) -> None:
+        """Refuse new span ids that are taken, reads and pins that do not fit, given the first ``upto`` tokens."""
         edge = len(self.memory.ids) if upto is None else upto
         taken = {span.id for span in self.memory.ledger.spans if span.start < edge}
         if upto is None:
@@ -408,18 +412,20 @@ class Session(SessionBase):
             if piece.kind == "message" and piece.span is not None:
                 check_span_id(piece.span, taken)
                 taken.add(piece.span)
-        admit(self.memory, pinned, upto)
+        yielding = giving_way(self.memory, pinned, upto)
+        check_reads(self, pieces, upto, yielding)
+        give_way(self.memory, yielding)
 
-    def _follow(self, message: Message) -> None:
+    def _follow(self, piece: Piece) -> None:
         """Move the plan along with a message that belongs to a step."""
-        if message.step is None:
+        if piece.step is None:
             return
-        if message.step not in self.plan:
-            self.plan.add(Step(message.step, message.reads))
-        elif message.reads:
-            self.plan.add_reads(message.step, message.reads)
+        if piece.step not in self.plan:
+            self.plan.add(Step(piece.step, piece.reads))
+        elif piece.reads:
+            self.plan.add_reads(piece.step, piece.reads)
         current = self.plan.current
-        if current is not None and current.id == self._step and current.id != message.step:
+        if current is not None and current.id == self._step and current.id != piece.step:
             self.plan.finish(current.id)
-        self.plan.begin(message.step)
-        self._step = message.step
+        self.plan.begin(piece.step)
+        self._step = piece.step

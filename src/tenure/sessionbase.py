@@ -17,6 +17,7 @@ from tenure.interrupt import uninterrupted
 from tenure.memory import Memory
 from tenure.plan import Plan
 from tenure.planners import make_planning
+from tenure.references import reopen, settle
 from tenure.regions import AnyRegion
 from tenure.report import SessionStats, SpanReport, session_stats, span_report
 from tenure.spans import Pin, Span, check_span_id
@@ -83,6 +84,8 @@ class SessionBase:
         self._idle()
         with uninterrupted():
             self.memory.keep_first(count)
+            reopen(self.plan, self.memory, count)
+            settle(self)
             self.logits = None
             while self._states[-1][0] > count:
                 self._states.pop()

@@ -43,7 +43,7 @@ def describe(session: Session) -> tuple[dict[str, Any], dict[str, Tensor]]:
     Returns:
         Plain values, and tensors on the CPU: ``ids`` ``[n]``, ``keys`` and ``values`` ``[layers, kv_heads, rows, D]``,
         ``slot.NAME`` ``[groups, rows]`` for each per-slot array of the ledger,
-        ``frozen.NUMBER.NAME`` for each compressed segment,
+        ``frozen.NUMBER.NAME`` for each compressed segment, ``late.NAME`` queries kept for the next one,
         ``odd`` and ``odd.rotated`` (see :meth:`RowSegment.odd_rows`), ``logits`` ``[vocabulary]`` if known.
     """
     memory, ledger = session.memory, session.memory.ledger
@@ -68,6 +68,7 @@ def describe(session: Session) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "backlog": _backlog_json(memory),
         "transcript": _transcript_json(session._transcript, nodes),
         "aging": memory.aging.to_json(),
+        "evictions": memory.evictions.to_json(),
         "states": [[length, nodes.state_json(one)] for length, one in session._states],
     }
     state["nodes"] = nodes.to_json()
@@ -79,6 +80,9 @@ def describe(session: Session) -> tuple[dict[str, Any], dict[str, Tensor]]:
     tensors |= {f"slot.{name}": one[:, :rows] for name, one in ledger.arrays.items()}
     for number, segment in enumerate(memory.frozen.segments):
         tensors |= {f"frozen.{number}.{name}": one for name, one in segment.state().items()}
+    if memory.late is not None:
+        state["late"], kept = memory.late.state()
+        tensors |= {f"late.{name}": one for name, one in kept.items()}
     odd = memory.rows.odd_rows()
     if odd is not None:
         tensors |= {"odd": odd[0], "odd.rotated": odd[1]}
@@ -115,8 +119,11 @@ def rebuild(engine: Engine, state: Mapping[str, Any], tensors: Mapping[str, Tens
     _fill_slots(ledger, state["counters"], tensors)
     odd = (tensors["odd"], tensors["odd.rotated"]) if "odd" in tensors else None
     memory.rows.fill(tensors["keys"], tensors["values"], odd)
+    _fill_late(memory, state.get("late"), tensors)
     _fill_backlog(memory, state["backlog"])
     memory._chunk_left = state["chunk_left"]
+    if "evictions" in state:  # files of earlier versions have no log of them
+        memory.evictions.fill(state["evictions"])
     fill_archive(memory, state["archive"], tensors)
     session.logits = tensors["logits"].to(engine.layout.device) if "logits" in tensors else None
     session.plan._once.update(state["once"])
@@ -158,6 +165,13 @@ def _fill_frozen(memory: Memory, tensors: Mapping[str, Tensor]) -> None:
             RaggedSegment.load(state, device.layout, memory.angles, device.kernels, copy=device.copy)
         )
     memory.freeze(Frozen(tuple(segments)))
+
+
+def _fill_late(memory: Memory, values: Mapping[str, Any] | None, tensors: Mapping[str, Tensor]) -> None:
+    if memory.late is not None and values is not None:
+        device, start = memory.device.layout.device, "late."
+        kept = {name.removeprefix(start): one for name, one in tensors.items() if name.startswith(start)}
+        memory.late.fill(values, {name: one.to(device) for name, one in kept.items()})
 
 
 def _backlog_json(memory: Memory) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
 """Sessions as entries of a tier, by name: for the ones that move between machines.
 
-They are kept in the last of the engine's tiers, the one that is shared most widely. Unlike evicted spans they are what
-a user has asked for: a disk tier never drops them for room or age, and a write that fails is told.
+They are kept in the last of the engine's tiers that outlives the process, the one that is shared most widely. Unlike
+evicted spans they are what a user has asked for: a disk tier never drops them for room or age, and a write that fails
+is told.
 """
 
 from __future__ import annotations

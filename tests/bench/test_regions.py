@@ -88,8 +88,21 @@ def test_a_run_its_resumption_and_its_summary(engines, tmp_path) -> None:
     assert whole["arms"]["memdecay"]["facts"]["user"][1] == 6
     assert set(whole["arms"]["memdecay"]) >= {"facts", "wall_s", "interval", "against_h2o"}
     assert whole["seeds"] == [1, 2]
-    summary.draw(tmp_path, more, tmp_path / "plots", notes.append)
-    assert (tmp_path / "plots" / "regions-tiny-900.svg").stat().st_size > 1000
+    pictures = [tmp_path / plots / "regions-tiny-900.svg" for plots in ("one", "two")]
+    for picture in pictures:
+        summary.draw(tmp_path, more, picture.parent, notes.append)
+    assert pictures[0].stat().st_size > 1000
+    assert pictures[0].read_bytes() == pictures[1].read_bytes()
+
+
+def test_what_is_stored_is_summed_up_without_playing_the_rest(engines, tmp_path, tenure) -> None:
+    engine = chat_engine(engines)
+    bench.run(config_of(arms=("h2o", "recency")), tmp_path, str, load=lambda name: engine)
+    settings = ("--model", "tiny", "--lengths", "900,8000", "--budgets", "12.5,50", "--seeds", "1-3")
+    said = tenure("bench", "regions", *settings, "--stored", "--folder", tmp_path, "--json")
+    assert json.loads(said.stdout)["tiny"]["recency"]["pairs"] == 2
+    assert bench.summary_file(tmp_path, "tiny", 900, 0.5).exists()
+    assert not bench.summary_file(tmp_path, "tiny", 8000, 0.5).exists()
 
 
 def test_the_report_shows_summaries_and_the_pooled_test(engines, tmp_path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tenure.bench.longsession.page import late_over_early, length_table, planner_table
+from tenure.bench.longsession.page import late_over_early, length_table, planner_table, run_section
 from tests.bench.longsession.runs import MACHINE, run, stored
 
 SQUARE = {"none": 5, "h2o": 1, "foresight": 3, "bounded": 2, "pace": 5}
@@ -61,15 +61,39 @@ def test_page_and_pictures(tenure, tmp_path):
 
 
 def test_planners_and_noise_are_held_against_the_right_plan():
-    clean = run(stored(0, {"pace": 5, "pace-online": 4}), stored(1, {"pace": 4, "pace-online": 2}), name="a")
-    noisy = run(stored(1, {"pace": 2, "h2o": 1}, noise="dropped", noise_rate=0.5), name="b")
+    clean = run(
+        stored(0, {"pace": 5, "pace-online": 4}, archive=3_000_000),
+        stored(1, {"pace": 4, "pace-online": 2}, archive=1_000_000),
+        name="a",
+    )
+    dropped = {"noise": "dropped", "noise_rate": 0.5}
+    noisy = run(stored(1, {"pace": 2, "h2o": 1, "pace-backed": 5}, spoilt=2, **dropped), name="b")
     other = run(stored(0, {"pace": 1}, tokens=7000), name="c")
     table = planner_table([other, clean, noisy])
     # Facts: four for five tests and for four, two for two.
-    assert "| pace-online |  | 2 | 6 of 10 | 60.0% | 75.0% |  |" in table
-    assert "| pace | dropped, 50% | 1 | 2 of 5 | 40.0% | 50.0% |  |" in table
+    assert "| pace-online |  |  | 2 | 6 of 10 | 60.0% | 75.0% |  | 3.0 MB, 4 spans lost |" in table
+    assert "| pace | dropped, 50% | 2 of 3, 1 | 1 | 2 of 5 | 40.0% | 50.0% |  |  |" in table
+    assert (
+        "| pace-backed | dropped, 50% | 2 of 3, 1 | 1 | 5 of 5 | 80.0% | 100.0% |  | not measured |" in table
+    )
     assert "h2o" not in table
+    assert "Left out" not in table
+    widths = {line.count("|") for line in table.splitlines() if line.startswith("|")}
+    assert len(widths) == 1
     assert planner_table([other]) == ""
+    section = run_section(noisy, "", "")
+    assert "Noise: 2 of 3 definitions spoilt, 1 without a reader that needs them." in section
+    assert "| not measured |" in section
+
+
+def test_noise_of_single_edges_is_told_apart():
+    old = run(stored(1, {"pace": 2}, noise="dropped", noise_rate=0.5), name="old")
+    table = planner_table([old])
+    assert "Left out: `old`, whose noise spoilt single edges" in table
+    assert "| pace |" not in table
+    assert "Its noise spoilt single edges" in run_section(old, "", "")
+    clean = run(stored(1, {"pace": 2}), name="clean")
+    assert "single edges" not in run_section(clean, "", "")
 
 
 def test_lengths():

@@ -94,7 +94,7 @@ def test_tiny_contexts_keep_something_and_answer_twice_alike(engine, tokens, bud
     session.compress(method="random", **budget)
     rows, entries = session.memory.ledger.rows, session.memory.frozen.entries
     assert rows >= min(sinks, tokens)
-    assert heads(engine) * rows + entries >= 1
+    assert heads(engine) * rows + entries > heads(engine) * min(sinks, tokens - 1), "one besides the sinks"
     first, second = answer(session), answer(session)
     assert first.isfinite().all()
     assert torch.equal(first, second)
@@ -296,3 +296,82 @@ def test_a_span_that_comes_back_from_a_tier_is_no_longer_compressed(engine):
     assert b.compressed > 0
     check_ledger(session)
     assert answer(session).isfinite().all()
+
+
+def test_rows_of_a_budget_are_not_starved(engine):
+    session = filled(engine, 100, policy="recency", budget=64, chunk=32, slack=8)
+    with pytest.raises(
+        ConfigError, match=r"ratio: compressed tokens would take 59 of 64 slots.*8 are for new"
+    ):
+        session.compress(ratio=1.02, method="random", recent=0)
+    for number in range(12):
+        session.append_ids(random_ids(40, number))
+        try:
+            session.compress(ratio=2, method="random")
+        except ConfigError:
+            break
+        check_ledger(session)
+    else:
+        pytest.fail("compressed tokens took all of the budget")
+    assert session.memory.row_budget >= 8 + session.config.sinks
+    session.append_ids(random_ids(40, 20))
+    check_ledger(session)
+
+
+@pytest.mark.parametrize("method", ["gracekv", "snapkv"])
+def test_messages_that_lost_their_beginning_are_not_mixed(engine, method):
+    session = engine.session(policy="recency", budget=200, chunk=64, slack=8)
+    for number in range(12):
+        session.append_ids(random_ids(25, number), span=f"message-{number}")
+    first = int(session.memory.ledger.logical[0, session.config.sinks])
+    assert first % 25, "a message is cut"
+    session.compress(ratio=4, method=method)
+    check_ledger(session)
+
+
+def test_rules_of_the_default_policy_stay_exact(engines):
+    engine = chat_engine(engines)
+    session = engine.session(budget=400, chunk=64)
+    assert session.config.policy == "auto"
+    rules, told = session.append([{"role": "system", "content": "Be brief. " * 8},
+                                  {"role": "user", "content": "one two three four " * 9}])  # fmt: skip
+    session.compress(ratio=4, method="snapkv")
+    assert session.explain(rules.id).resident == 1.0
+    assert session.explain(told.id).compressed > 0
+
+
+def test_layers_that_hold_more_keep_the_most_wanted(engine):
+    """Nothing outside of the range is touched to make up for what a layer has lost."""
+    session = engine.session(policy="h2o", granularity="layer", budget=100, chunk=32, slack=8)
+    for number in range(6):
+        session.append_ids(random_ids(40, number), span=f"message-{number}")
+    ledger = session.memory.ledger
+    before = ledger.logical[:, : ledger.rows].clone()
+    held = {edge: (before < edge).sum(1) - session.config.sinks for edge in range(5, 240)}
+    edge, chosen = max(held.items(), key=lambda one: int(one[1].max() - one[1].min()))
+    assert int(chosen.max()) > int(chosen.min()) > 0, "layers lost different tokens"
+    assert session.compress((0, edge), ratio=1, recent=0).entries == 0
+    done = session.compress((0, edge), ratio=3, method="snapkv", recent=0)
+    assert done.tokens == int(chosen.min())
+    assert (
+        done.entries
+        == heads(engine) * (done.tokens + session.config.sinks) // 3 - heads(engine) * session.config.sinks
+    )
+    for old, new in zip(before.tolist(), ledger.logical[:, : ledger.rows].tolist(), strict=True):
+        assert all(token < edge for token in set(old) - set(new))
+    check_ledger(session)
+
+
+def test_a_rollback_past_compressed_tokens_goes_on_behind_them(engine):
+    session = engine.session(policy="recency", budget=80, chunk=32, slack=8, limit=160)
+    for number in range(8):
+        session.append_ids(random_ids(40, number))
+    assert session.memory.ledger.renumbers
+    session.compress((0, 310), ratio=3, method="snapkv", recent=0)
+    frozen = session.memory.frozen
+    session.keep_first(frozen.segments[0].stop)
+    check_order(session.memory)
+    check_ledger(session)
+    session.append_ids(random_ids(30, 9))
+    check_order(session.memory)
+    check_ledger(session)

@@ -7,6 +7,7 @@ import torch
 
 from tenure import Plan, Step
 from tenure.compress.apply import compress
+from tenure.compress.probes import Recorder
 from tenure.config import SessionConfig
 from tenure.errors import ConfigError
 from tests.chats import chat_engine
@@ -50,20 +51,112 @@ def test_old_turns_are_compressed_one_turn_late(engine, monkeypatch):
     fork.ask(TEXT, max_tokens=3)
     assert len(fork.memory.frozen.segments) == 3
     assert len(session.memory.frozen.segments) == 2
+    seen.clear()
     session.keep_first(edges[0])
-    session.ask(TEXT, max_tokens=3)
+    assert len(session.memory.frozen.segments) == 1
+    again = edges[:1]
+    for _ in range(3):
+        session.ask(TEXT, max_tokens=3)
+        again.append(len(session) + session.memory.waiting)
+        check_ledger(session)
+    # What was taken back is done again, and the queries of turns that are gone are no evidence.
+    assert [span for span, _ in seen] == [(again[0], again[1])]
+    assert int(seen[0][1].position.min()) >= again[1]
+
+
+def test_a_turn_begins_where_the_one_before_was_answered(engine):
+    """However many calls its messages come in; a history that is replayed has answers, too."""
+    session = engine.session(policy="full", chunk=64, compress="snapkv", compress_ratio=4)
+
+    def turn():
+        session.append({"role": "user", "content": TEXT})
+        session.append({"role": "user", "content": TEXT})
+        session.append({"role": "user", "content": "eleven twelve"})
+
+    turn()
+    list(session.generate(max_tokens=3))
+    first = len(session) + session.memory.waiting
+    turn()
+    assert session.memory.frozen.entries == 0, "nothing is older than the last turn"
+    session.append({"role": "assistant", "content": "yes"})
+    second = len(session) + session.memory.waiting
+    turn()
+    assert [one.stop for one in session.memory.frozen.segments] == [first]
+    list(session.generate(max_tokens=3))
+    turn()
+    assert [
+        one.stop <= stop for one, stop in zip(session.memory.frozen.segments, (first, second), strict=True)
+    ]
     check_ledger(session)
+
+
+def test_a_forward_that_was_interrupted_is_no_evidence(engine, monkeypatch):
+    class Broken(Recorder):
+        def __call__(self, layer, q, lse):
+            super().__call__(layer, q, lse)
+            raise KeyboardInterrupt
+
+    session = engine.session(policy="full", chunk=64, compress="gracekv", compress_ratio=4)
+    session.ask(TEXT, max_tokens=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(session.memory.late, "watch", lambda count: Broken(0))
+        with pytest.raises(KeyboardInterrupt):
+            session.append(TEXT)
+    assert session.memory.waiting
+    for number in range(4):
+        session.ask(TEXT, max_tokens=3)
+        assert len(session.memory.frozen.segments) == number
+        check_ledger(session)
+
+
+def test_only_the_last_queries_of_a_turn_are_kept(engine):
+    session = engine.session(policy="full", chunk=32, compress="snapkv")
+    session.append(TEXT * 4)
+    assert sum(recorder.count for _, recorder in session.memory.late._seen) <= 64 + 31
+    start, recorder = session.memory.late._seen[-1]
+    assert start + recorder.count == len(session)
+
+
+@pytest.mark.parametrize("ratio", [1.1, 4])
+def test_hard_pins_come_before_compressed_turns(engine, ratio):
+    session = engine.session(
+        budget=300, chunk=64, slack=8, policy="recency", compress="snapkv", compress_ratio=ratio
+    )
+    for _ in range(3):
+        session.ask(TEXT, max_tokens=3)
+        check_ledger(session)
+    assert session.memory.frozen.slots <= (300 - 4) // 2
+    assert session.memory.frozen.entries > 0, "what does not fit is compressed further, not thrown away"
+    long = {"role": "user", "content": TEXT, "span": "pinned", "pin": "hard"}
+    session.ask(long, max_tokens=3)
+    assert session.explain("pinned").resident == 1.0
+    session.ask(TEXT, max_tokens=3)
+    assert session.explain("pinned").resident == 1.0
+    check_ledger(session)
+
+
+@pytest.mark.parametrize("options", [{"policy": "full"}, {"policy": "h2o", "budget": 300}], ids=str)
+def test_a_restored_session_compresses_what_it_would_have(engine, tmp_path, options):
+    session = engine.session(chunk=64, compress="gracekv", compress_ratio=4, **options)
+    for _ in range(2):
+        session.ask(TEXT, max_tokens=3)
+    session.save(tmp_path / "session")
+    again = engine.restore(tmp_path / "session")
+    assert session.ask(TEXT, max_tokens=8) == again.ask(TEXT, max_tokens=8)
+    one, other = session.memory.frozen.segments[-1].entries, again.memory.frozen.segments[-1].entries
+    assert torch.equal(one.keys, other.keys)
+    assert torch.equal(one.position, other.position)
+    assert session.memory.ids == again.memory.ids
 
 
 def test_delayed_queries_are_those_of_the_turn(engine):
     session = engine.session(policy="full", chunk=64, compress="gracekv")
     session.append(TEXT)
-    seen = []
-    watch = session.memory.late.watch
-    session.memory.late.watch = lambda start, count: seen.append((start, count)) or watch(start, count)
+    before = len(session)
     session.append("eleven twelve")
-    ((start, count),) = seen
-    recorder = session.memory.late._seen[-1][1]
+    start, recorder = session.memory.late._seen[-1]
+    count = recorder.count
+    assert (start, start + count) == (before, len(session))
     probes = session.memory.late._placed(session.memory, start, recorder)
     from tenure.compress.probes import SessionReader
 
@@ -120,5 +213,8 @@ def test_an_unknown_method_is_refused(engine):
 
 def test_raw_sessions_are_compressed_by_hand(engine):
     session = engine.session(policy="full", chunk=64, compress="gracekv")
-    session.append_ids(random_ids(100, 1))
+    for number in range(3):
+        session.append_ids(random_ids(100, number))
     assert session.memory.frozen.entries == 0
+    assert session.compress(ratio=4).entries == session.memory.frozen.entries > 0
+    check_ledger(session)

@@ -7,8 +7,9 @@ import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from tenure.kernels import cpu, kernels_for, reference
+from tenure.kernels import common, cpu, cuda, kernels_for, reference
 
 KERNELS = [cpu]
 SHAPES = [  # kv heads, query heads a kv head, head size
@@ -23,6 +24,10 @@ SHAPES = [  # kv heads, query heads a kv head, head size
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 
 kernels = pytest.mark.parametrize("kernel", KERNELS, ids=lambda module: module.__name__.rsplit(".", 1)[-1])
+# What the modules have in common runs on any device.
+anywhere = pytest.mark.parametrize(
+    "kernel", [cpu, common, cuda], ids=lambda module: module.__name__.rsplit(".", 1)[-1]
+)
 shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
 dtypes = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 
@@ -120,7 +125,7 @@ def test_attend_takes_views_of_a_slab(kernel, shape):
     near(out, reference.attend(q, k, v, causal=False, scale=0.2)[0], torch.float32)
 
 
-@kernels
+@anywhere
 @shapes
 @dtypes
 @pytest.mark.parametrize("keys", [1, 2, 130])
@@ -137,7 +142,7 @@ def test_decode(kernel, shape, dtype, keys):
     near(mass.sum(-1), torch.ones(shape[:2]), dtype)
 
 
-@kernels
+@anywhere
 @shapes
 @dtypes
 @pytest.mark.parametrize("block", [None, 1, 7, 64])
@@ -145,8 +150,8 @@ def test_decode(kernel, shape, dtype, keys):
 def test_attention_mass(kernel, shape, dtype, block, window, keys, monkeypatch):
     """Whole or in blocks of keys, with windows on both sides of the block size."""
     heads, groups, dim = shape
-    if block is not None and hasattr(kernel, "_BLOCK_BYTES"):
-        monkeypatch.setattr(kernel, "_BLOCK_BYTES", block * heads * groups * window * 4)
+    if block is not None:
+        monkeypatch.setattr(common, "_BLOCK_BYTES", block * heads * groups * window * 4)
     q, k, v = tensors(shape, keys, keys, dtype)
     scale = dim**-0.5
     _, lse = reference.attend(q, k, v, causal=True, scale=scale)
@@ -167,27 +172,60 @@ def test_reference_mass_is_the_sum_of_softmax_rows(shape):
     near(mass, logits.softmax(-1)[:, :, 15:].sum(2), torch.float32)
 
 
-@kernels
-def test_attention_mass_memory_is_bounded_by_its_block(kernel):
-    """128 queries over 300,000 keys: a whole score matrix would be 1.2 GB."""
-    if not hasattr(kernel, "_BLOCK_BYTES"):
-        pytest.skip("no blocks")
-    seen = []
-    original = torch.bmm
+class Largest(TorchDispatchMode):
+    """Bytes of the largest tensor that an operation makes in fp32."""
 
-    def watching(*args, **kwargs):
-        result = original(*args, **kwargs)
-        seen.append(result.nbytes)
+    def __init__(self):
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and not func.is_view and result.dtype == torch.float32:
+            self.bytes = max(self.bytes, result.nbytes)
         return result
 
-    q, k, _ = tensors((1, 1, 8), 128, 20_000)
-    lse = torch.full((1, 1, 128), 20.0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel, "_BLOCK_BYTES", 2**20)
-        patch.setattr(torch, "bmm", watching)
+
+@anywhere
+@pytest.mark.parametrize("queries", [128, 2000])
+def test_attention_mass_memory_is_bounded_by_its_block(kernel, queries, monkeypatch):
+    """A whole matrix of scores would be 10 or 160 MB."""
+    monkeypatch.setattr(common, "_BLOCK_BYTES", 2**20)
+    q, k, _ = tensors((1, 1, 8), queries, 20_000)
+    lse = torch.full((1, 1, queries), 20.0)
+    with Largest() as largest:
         kernel.attention_mass(q, k, lse, scale=0.3)
-    assert len(seen) > 1
-    assert max(seen) <= 2**20
+    assert 2**19 < largest.bytes <= 2**20
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_attention_without_a_fused_kernel_is_bounded_by_its_block(dtype, monkeypatch):
+    """Heads of 6 channels, which no fused kernel takes; weighted keys, which none knows."""
+    monkeypatch.setattr(common, "_BLOCK_BYTES", 2**16)
+    q, k, v = tensors((2, 3, 6), 70, 500, dtype)
+    bias = torch.rand(500, generator=torch.Generator().manual_seed(1))
+    with Largest() as largest:
+        got = cuda.attend(q, k, v, causal=False, scale=0.4)
+        weighted = cuda.attend_weighted(q[0], k[0], v[0], bias, scale=0.4)
+    assert 2**15 < largest.bytes <= 2**16
+    for one, want in (
+        (got, reference.attend(q, k, v, causal=False, scale=0.4)),
+        (weighted, reference.attend_weighted(q[0], k[0], v[0], bias, scale=0.4)),
+    ):
+        assert one[0].dtype == dtype
+        torch.testing.assert_close(one, want)
+    out = cuda.extend(q[:, :, :5], k, v, scale=0.4)[0]
+    torch.testing.assert_close(out, reference.extend(q[:, :, :5], k, v, scale=0.4)[0])
+
+
+@dtypes
+def test_mass_on_cuda_is_taken_in_fp32(dtype):
+    """A product in bf16 would be rounded by more than the logits differ."""
+    q, k, _ = tensors((1, 2, 16), 8, 50, dtype)
+    q, k = q * 30, k * 30
+    lse = reference.attend(q, k, k, causal=False, scale=0.25)[1]
+    got = cuda.attention_mass(q, k, lse, scale=0.25)
+    near(got, reference.attention_mass(q, k, lse, scale=0.25), torch.float32, factor=100.0)
 
 
 @kernels
@@ -222,7 +260,7 @@ def test_merge_survives_segments_far_apart(kernel, side):
     near(out, want, torch.float32, factor=10)
 
 
-@kernels
+@anywhere
 def test_decode_under_huge_logits(kernel):
     """Two equal keys far above all others share the mass, however large their logit is."""
     _, k, v = tensors((1, 2, 16), 1, 30)

@@ -112,6 +112,25 @@ def test_another_model_is_asked_by_url(engines, endpoint, monkeypatch):
     assert edge["step"]["enum"] == ["now"]
 
 
+@pytest.mark.parametrize("on", ["reply", "message"])
+def test_a_restored_session_lists_the_spans_of_before(engines, endpoint, tmp_path, on):
+    Endpoint.answers = (200, json.dumps({"edges": [{"span": "rule", "step": "now"}]}))
+    session = drowned(engines, planner="llm", planner_options={"url": endpoint, "on": on})
+    session.save(tmp_path / "session")
+    Endpoint.asked.clear()
+    again = session.engine.restore(tmp_path / "session")
+    assert not Endpoint.asked, "nothing is asked while it comes back"
+    assert vars(again.planning.planners[0]) == vars(session.planning.planners[0])
+    for one in (session, again):
+        one.queue(user("Round it, please."), reply=True)
+        assert one.plan.turn.spans == ("rule",)
+        assert one.explain("rule").resident == 1.0
+    questions = [asked["messages"][0]["content"] for asked in Endpoint.asked]
+    assert "- rule (user): class FeeRule rounds" in questions[1]
+    assert questions[0] == questions[1]
+    assert state_of(again) == state_of(session)
+
+
 @pytest.mark.parametrize(
     ("answer", "words"),
     [

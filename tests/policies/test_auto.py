@@ -75,6 +75,41 @@ def test_planned_spans_stay_whole_over_the_rest(engines) -> None:
     assert session.explain("near").resident < 1.0
 
 
+def test_what_the_current_step_reads_pushes_rules_out(engines) -> None:
+    """But for their beginning, which reads better than what is left of them by chance."""
+    plan = Plan([Step("one", ("facts",))])
+    session = auto(engines, plan)
+    session.append_ids(random_ids(40), region="system", span="rules")
+    session.append_ids(random_ids(50, seed=1), span="facts", region="tool_output")
+    fill(session, 8)
+    assert session.explain("facts").resident == 1.0
+    rules = [token for token in session.memory.ledger.logical[0, :96].tolist() if token < 40]
+    assert rules == list(range(20)), "what facts, sinks and a quarter of the budget for the newest leave"
+    plan.finish("one")
+    fill(session, 4)
+    assert session.explain("facts").resident < 1.0
+
+
+@pytest.mark.parametrize("region", ["tool_output", "system"])
+@pytest.mark.parametrize("ruled", [False, True], ids=["alone", "beside rules"])
+def test_what_is_superseded_goes_first(engines, region, ruled) -> None:
+    plan = Plan()
+    session = auto(engines, plan)
+    session.append_ids(random_ids(8), span="start", region="system" if ruled else "user")
+    session.append_ids(random_ids(16, seed=1), span="old", region=region)
+    session.append_ids(random_ids(24, seed=2), span="other", region="scratchpad")
+    plan.supersede("old", "new")
+    session.append_ids(random_ids(48, seed=3), span="new", region="tool_output")
+    session.memory.ledger.score[:, 8:24] = 1e6  # nothing else speaks for its going
+    session.memory.ledger.energy[:, 8:24] = 1e6
+    session.append_ids(random_ids(12, seed=4))
+    assert dict(session.explain("old").evicted) == {"superseded": 12 * session.memory.ledger.groups}
+    assert session.explain("other").resident == 1.0
+    session.append_ids(random_ids(12, seed=5))
+    assert session.explain("old").resident == 0.0
+    check_ledger(session)
+
+
 def test_without_rules_and_plan_it_is_memdecay(engines) -> None:
     kept = []
     for policy in ("auto", "memdecay"):

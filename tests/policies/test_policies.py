@@ -39,16 +39,47 @@ def naive_floor(options, budget):
     return min(options.get("min_recent", 256), max(1, budget // 4))
 
 
+def naive_hard(slot, sinks):
+    return slot["pin"] == 2 or slot["logical"] < sinks
+
+
+def naive_first(options, groups, budget, sinks):
+    """Spans that the current step reads and that are kept whole behind sinks and hard pins, smallest first."""
+    if options.get("mode") == "paper":
+        return set()
+    mine = {
+        s["span"]: s["size"] for slots in groups for s in slots if s["current"] and not naive_hard(s, sinks)
+    }
+    room = budget - max(sum(naive_hard(s, sinks) for s in slots) for slots in groups)
+    room -= max(1, naive_floor(options, budget) // 4)
+    found = set()
+    for span in sorted(mine, key=lambda span: (mine[span], span)):
+        if mine[span] <= room:
+            room -= mine[span]
+            found.add(span)
+    return found
+
+
 def naive_whole(options, groups, budget, sinks):
-    """Planned spans that stay, nearest reader first, and how many slots they need."""
+    """Planned spans that stay, the current step's and then nearest reader first, and how many slots are left."""
+    first = naive_first(options, groups, budget, sinks)
+
+    def leads(slot):
+        return slot["span"] in first and slot["current"] and not naive_hard(slot, sinks)
 
     def safe(slot):
-        return slot["pin"] > 0 or slot["logical"] < sinks
+        return (slot["pin"] > 0 or slot["logical"] < sinks) and not leads(slot)
 
-    spans = {s["span"]: s["reader"] for slots in groups for s in slots if s["reader"] >= 0 and not safe(s)}
     sizes = {s["span"]: s["size"] for slots in groups for s in slots}
+    spans = {
+        s["span"]: s["reader"]
+        for slots in groups
+        for s in slots
+        if s["reader"] >= 0 and not safe(s) and not leads(s)
+    }
     room = budget - max(sum(map(safe, slots)) for slots in groups) - naive_floor(options, budget)
-    stay = set()
+    room -= sum(sizes[span] for span in first)
+    stay = set(first)
     for span in sorted(spans, key=lambda span: (spans[span], sizes[span], span)):
         if sizes[span] <= room:
             room -= sizes[span]
@@ -70,11 +101,12 @@ def naive_key(name, options, slots, row, whole, sinks):
         return float(np.float32(sum(near)) / np.float32(len(near)))
     delta = slot["reader"]
     if name == "foresight" and options.get("mode") == "paper":
-        bonus = 0.0 if delta < 0 else options.get("phi", 1e5) / 2 * (1 + 1 / (1 + delta))
+        phi = options.get("phi", 1e5)
+        bonus = phi / 2 * (1 + 1 / (1 + delta)) if delta >= 0 else -phi if delta == -2 else 0.0
         return float(np.float32(slot["score"]) + np.float32(bonus))
     if name == "foresight":
         if delta < 0:
-            return (0, 0, slot["score"])
+            return (delta + 1, 0, slot["score"])
         stays = slot["span"] in whole or slot["pin"] > 0 or slot["logical"] < sinks
         return (1 if stays else -1, -delta if stays else 0, slot["score"])
     return slot["score"]
@@ -137,14 +169,22 @@ def naive_memdecay(options, slots, sinks, recent):
     return [found[number] for number in range(len(slots))]
 
 
-def naive_rules(options, groups, budget):
+def naive_rules(options, groups, budget, sinks):
     """Soft pins on system text and tool schemas: texts that fit their share, or the beginning of the first."""
     most = int(options.get("rules", Auto.rules) * budget)
+    first = naive_first(options, groups, budget, sinks)
+
+    def leads(slot):
+        return slot["span"] in first and slot["current"] and not naive_hard(slot, sinks)
+
+    if any(slot["current"] for slots in groups for slot in slots):
+        taken = max(sum(leads(s) or naive_hard(s, sinks) for s in slots) for slots in groups)
+        most = max(0, min(most, budget - taken - naive_floor(options, budget)))
     found = []
     for slots in groups:
         texts = {}
         for slot in slots:
-            if slot["region"] in (0, 1) and slot["pin"] == 0:
+            if slot["region"] in (0, 1) and slot["pin"] == 0 and slot["reader"] != -2 and not leads(slot):
                 texts.setdefault((slot["span"], slot["region"]), []).append(slot["logical"])
         ruled = set()
         for _, text in sorted(texts.items()):
@@ -169,7 +209,7 @@ def naive_auto(options, slots, whole, sinks, recent):
         if slot["rule"]:
             keys.append((10_000, score))
         elif slot["reader"] < 0:
-            keys.append((0, score))
+            keys.append((slot["reader"] + 1, score))
         else:
             stays = slot["span"] in whole or slot["pin"] > 0 or slot["logical"] < sinks
             keys.append((9000 - slot["reader"] if stays else -1, score))
@@ -198,9 +238,12 @@ def naive_recent(name, options, groups, budget, sinks):
 
 def naive_select(name, options, groups, budget, sinks):
     """Rows that stay, one list a group."""
-    groups = naive_rules(options, groups, budget) if name == "auto" else groups
+    groups = naive_rules(options, groups, budget, sinks) if name == "auto" else groups
     recent = naive_recent(name, options, groups, budget, sinks)
-    whole = naive_whole(options, groups, budget, sinks)[0] if name in ("foresight", "auto") else set()
+    whole, first = set(), set()
+    if name in ("foresight", "auto"):
+        whole = naive_whole(options, groups, budget, sinks)[0]
+        first = naive_first(options, groups, budget, sinks)
     kept = []
     for slots in groups:
         pages = naive_memdecay(options, slots, sinks, recent) if name == "memdecay" else None
@@ -211,7 +254,9 @@ def naive_select(name, options, groups, budget, sinks):
             slot = slots[row]
             key = naive_key(name, options, slots, row, whole, sinks) if pages is None else pages[row]
             by_key = (*key, -row) if isinstance(key, tuple) else (key, -row)
-            if slot["pin"] == 2 or slot["logical"] < sinks:
+            if naive_hard(slot, sinks):
+                return (4, *by_key)
+            if slot["current"] and slot["span"] in first:
                 return (3, *by_key)
             if row >= len(slots) - recent:
                 return (2, row)
@@ -248,6 +293,7 @@ def view_of(groups, budget, sinks=0) -> View:
         logical=column("logical"),
         score=column("score", torch.float32),
         readers=column("reader"),
+        current=column("current", torch.bool),
         pin=column("pin"),
         span=column("span"),
         region=column("region"),
@@ -265,7 +311,8 @@ def view_of(groups, budget, sinks=0) -> View:
 def tables(draw):
     """Groups of slots with few distinct scores, so that ties are common."""
     rows = draw(st.integers(1, 30))
-    readers = draw(st.lists(st.sampled_from([-1, -1, 0, 1, 5]), min_size=8, max_size=8))
+    readers = draw(st.lists(st.sampled_from([-2, -1, -1, 0, 0, 1, 5]), min_size=8, max_size=8))
+    current = draw(st.lists(st.booleans(), min_size=8, max_size=8))
     groups = []
     for _ in range(draw(st.integers(1, 3))):
         logical = sorted(draw(st.sets(st.integers(0, 60), min_size=rows, max_size=rows)))
@@ -277,6 +324,7 @@ def tables(draw):
                     "span": index // 8,
                     "size": 8,
                     "reader": readers[index // 8],
+                    "current": readers[index // 8] == 0 and current[index // 8],
                     "pin": draw(st.sampled_from([0, 0, 0, 1, 2])),
                     "region": draw(st.sampled_from([0, 0, 5, 7, 8])),
                     "born": float(draw(st.integers(0, 6))),
@@ -342,7 +390,7 @@ def test_ascending_gives_ties_to_the_earlier_token(scores):
 
 
 def slots(count, **columns):
-    blank = {"score": 0.0, "reader": -1, "pin": 0, "span": 0, "size": 1}
+    blank = {"score": 0.0, "reader": -1, "current": False, "pin": 0, "span": 0, "size": 1}
     blank |= {"region": 8, "born": 0.0, "energy": 0.0}
     return [
         {"logical": i, **blank, **{name: values[i] for name, values in columns.items()}} for i in range(count)
@@ -404,6 +452,42 @@ def test_planned_slots_take_from_the_recent_ones_down_to_a_floor():
         assert policy.recent(view_of([table], budget=40)) == recent
     small = view_of([slots(80, reader=[0] * 80, span=list(range(80)))], budget=12)
     assert policy.recent(small) == 3, "at most a quarter of the budget"
+
+
+def test_what_the_current_step_reads_takes_all_but_a_few_of_the_newest_slots():
+    """It comes before the floor of the recent ones, before soft pins and before what others read now."""
+    columns = {
+        "reader": [0] * 52 + [-1] * 28,
+        "current": [20 <= i < 52 for i in range(80)],
+        "span": [i // 10 if i < 20 else 2 if i < 52 else 3 for i in range(80)],
+        "size": [10] * 20 + [32] * 32 + [28] * 28,
+        "pin": [0] * 70 + [1] * 10,
+    }
+    view = view_of([slots(80, **columns)], budget=40, sinks=2)
+    policy = make_policy("foresight", {"min_recent": 8})
+    assert policy.room(40, 2) == 36
+    kept = select(policy, view)[0].tolist()
+    assert kept == [0, 1, *range(20, 52), *range(74, 80)]
+    tight = view_of([slots(80, **columns)], budget=36, sinks=2)
+    assert select(policy, tight)[0].tolist() == [0, 1, *range(20, 52), 78, 79], "two slots for the newest"
+    short = view_of([slots(80, **columns)], budget=35, sinks=2)
+    assert not set(range(20, 52)) & set(select(policy, short)[0].tolist()), "whole or not at all"
+
+
+@pytest.mark.parametrize("policy", ["foresight", "auto"])
+def test_a_planners_guesses_do_not_push_out_what_the_step_reads(engines, policy):
+    plan = Plan([Step("now", ("large",))])
+    session = engines("llama", layers=2).session(
+        policy=policy, plan=plan, budget=64, chunk=16, slack=4, sinks=2
+    )
+    plan.add_turn_reads(["g1", "g2", "large"])
+    for name, size in (("g1", 11), ("large", 34), ("g2", 12)):
+        session.append_ids(random_ids(size, seed=size), span=name)
+    fill(session, 4)
+    resident = {name: session.explain(name).resident for name in ("g1", "large", "g2")}
+    assert resident["large"] == 1.0
+    assert resident["g1"] == 1.0, "beside it, one of them fits"
+    assert resident["g2"] < 1.0
 
 
 def foresight_session(engines, plan, **options):

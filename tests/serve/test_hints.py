@@ -199,6 +199,26 @@ def test_a_nul_in_a_tool_result_is_content(live, http):
     )
 
 
+def test_reads_that_do_not_fit_are_rejected_and_the_request_goes_on():
+    with (
+        serving(tiny_engine(), session=SessionConfig(budget=160, chunk=32, slack=8)) as live,
+        httpx.Client(base_url=live.url, timeout=30) as http,
+    ):
+        messages = [
+            user("fox " * 70, span="a"),
+            assistant("ok"),
+            user("dog " * 70, span="b"),
+            assistant("ok"),
+        ]
+        reply = ask(http, [*messages, user("Which?", step="s", reads=["a", "b"], span="a-and-b")])
+        assert reply.status_code == 200, reply.text
+        found = {one["hint"]: one for one in reply.json()["tenure"]["hints"] if one["message"] == 4}
+        assert found["step"]["outcome"] == found["reads"]["outcome"] == "rejected"
+        assert "step 's' reads" in found["reads"]["reason"]
+        assert found["span"]["outcome"] == "accepted"
+        assert "s" not in held_of(live, reply).session.plan
+
+
 def test_a_step_brings_back_what_it_reads():
     engine = tiny_engine(config=EngineConfig(tiers=("host:64MiB",)))
     with (

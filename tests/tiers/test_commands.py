@@ -16,7 +16,7 @@ from tests.tiers.records import record
 
 __all__ = ["session_file", "story", "tenure", "tiny_folder"]
 
-SMALL = ("--budget", 96, "--chunk", 32, "--slack", 4)
+SMALL = ("--budget", 112, "--chunk", 32, "--slack", 4)
 
 
 @pytest.fixture(params=["disk", "valkey"])
@@ -78,7 +78,7 @@ def test_run_and_chat_save_and_go_on(tenure, tiny_folder, story, tier, tmp_path,
             tier,
         ).stdout
     )
-    assert again["budget"] == 96, "the options that it was saved with"
+    assert again["budget"] == 112, "the options that it was saved with"
     assert again["tokens"] > len(told)
     out = tenure(
         "chat", "--model", tiny_folder, "--tier", tier, "--load", f"{SCHEME}a", "--max-tokens", 4,

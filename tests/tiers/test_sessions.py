@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import random
 import shutil
@@ -63,6 +64,17 @@ def work(session, topics=TOPICS):
         answers.append(session.ask(user(f"Which number has the {topic}?", step=f"fix {topic}"), max_tokens=6))
         check_ledger(session)
     return answers
+
+
+def all_back(session):
+    """Begins each step and fetches what it reads, all of which must be in resident rows then."""
+    fetched = []
+    for topic in TOPICS:
+        session.plan.begin(f"fix {topic}")
+        fetched += session.fetch([topic])
+        assert session.explain(topic).resident == 1.0
+        check_ledger(session)
+    assert len(fetched) >= 3, "most were in no row before"
 
 
 @pytest.mark.parametrize(
@@ -134,13 +146,63 @@ def test_restored_elsewhere_with_its_spans(engine, valkey_server, tmp_path, wher
     assert state_of(again) == state_of(session)
     kept = again.memory.archive.stack
     assert {span for span in TOPICS if again.memory.archive.get(span) is not None} == set(TOPICS)
-    assert work(again) == work(session)
+    answers = work(again)
+    assert answers == work(session)
     assert state_of(again) == state_of(session)
     assert kept.stats()["hits"]
     session.close()
     session.engine.tiers.close()
     third = engine(*tiers).restore(place)
-    assert len(work(third)) == 4
+    assert {span for span in TOPICS if third.memory.archive.get(span) is not None} == set(TOPICS)
+    assert work(third) == answers
+    assert state_of(third) == state_of(again)
+
+
+@pytest.mark.parametrize("end", ["session", "process"])
+@pytest.mark.parametrize("where", ["disk", "valkey"])
+def test_restored_and_closed_again_its_spans_stay(engine, valkey_server, tmp_path, where, end):
+    below = f"disk:{tmp_path}/spans:1M" if where == "disk" else at(valkey_server()).where
+    session = told(engine("host:10KB", below))
+    session.engine.tiers.flush()
+    session.save(tmp_path / "session")
+    session.engine.tiers.close()
+    for _ in range(2):
+        again = engine("host:10KB", below).restore(tmp_path / "session")
+        stack = again.memory.archive.stack
+        all_back(again)
+        again.close()
+        if end == "session":
+            del again
+            gc.collect()
+            stack.flush()
+            assert not stack._holders, "no session knows the spans any more"
+        stack.close()
+
+
+def test_a_server_of_one_s_own_is_no_place_to_leave_spans_in(engine, tmp_path):
+    one = engine("host:80KB", "valkey:64MiB")
+    session = told(one)
+    one.tiers.flush()
+    assert set(session.memory.archive.places().values()) == {"host", "valkey"}
+    moved = one.tiers.host.counters.to_json()
+    for call in (session.save, one.restore):
+        with pytest.raises(ConfigError, match="no tier that outlives it"):
+            call("tier:a")
+    session.save(tmp_path / "session")
+    assert one.tiers.host.counters.to_json() == moved, "nothing has to make room"
+    one.tiers.close()
+    again = engine("host:1M").restore(tmp_path / "session")
+    assert state_of(again) == state_of(session)
+    all_back(again)
+
+
+def test_named_sessions_go_to_the_last_tier_that_outlives_the_process(engine, tmp_path):
+    session = told(engine("host:10KB", f"disk:{tmp_path}/spans:1M", "valkey:64MiB"))
+    session.save("tier:a")
+    session.engine.tiers.close()
+    again = engine("host:10KB", f"disk:{tmp_path}/spans:1M").restore("tier:a")
+    assert state_of(again) == state_of(session)
+    all_back(again)
 
 
 def test_restored_without_tiers_or_into_some(engine, tmp_path):
@@ -212,15 +274,17 @@ from tenure import Engine, EngineConfig
 
 tiers = "host:10KB", f"disk:{sys.argv[1]}:60KB", "valkey:64MiB"
 engine = Engine(tiny_model("qwen2", **SHAPE), tokenizer("chatml"), config=EngineConfig(tiers=tiers))
-kept, dropped = told(engine), told(engine)
+dropped = told(engine)
 work(dropped.fork())
+kept = told(engine)
+engine.tiers.flush()
+print(engine.tiers.stores[1].tier._server._process.pid, *set(kept.memory.archive.places().values()))
 kept.save(sys.argv[2])
-print(engine.tiers.stores[1].tier._server._process.pid)
 """
 
 
 @pytest.mark.slow
-def test_a_process_that_ends_leaves_what_is_saved_and_nothing_else(tmp_path):
+def test_a_process_that_ends_leaves_what_is_saved_and_nothing_else(engine, tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", AT_EXIT, tmp_path / "spans", tmp_path / "session"],
         capture_output=True,
@@ -229,10 +293,13 @@ def test_a_process_that_ends_leaves_what_is_saved_and_nothing_else(tmp_path):
         check=True,
     )
     assert done.stderr == ""
-    assert not Path(f"/proc/{int(done.stdout)}").exists(), "the server is gone"
+    server, *places = done.stdout.split()
+    assert set(places) >= {"disk", "valkey"}
+    assert not Path(f"/proc/{server}").exists(), "the server is gone"
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"spans", "session"}
-    assert len({path.name.split("-")[0] for path in (tmp_path / "spans").iterdir()}) <= 1
+    assert len({path.name.split("-")[0] for path in (tmp_path / "spans").iterdir()}) == 1
+    all_back(engine("host:10KB", f"disk:{tmp_path}/spans:1M").restore(tmp_path / "session"))
 
 
 # -- stores that die ----------------------------------------------------------------------------------

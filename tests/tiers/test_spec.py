@@ -46,6 +46,16 @@ def test_what_cannot_be_read_is_refused_with_the_option(text):
         EngineConfig(tiers=(text,))
 
 
+@pytest.mark.parametrize("codec", ["zstd", "int8+zstd"])
+def test_a_codec_whose_package_is_missing_is_refused_with_what_to_install(monkeypatch, tmp_path, codec):
+    text = f"disk:{tmp_path}:1M?codec={codec}"
+    assert EngineConfig(tiers=(text,)).tiers == (text,)
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(ConfigError, match=r"zstandard.*tenure\[tiers\]"):
+        EngineConfig(tiers=(text,))
+    assert parse_tier(f"disk:{tmp_path}:1M?codec=int8").codec == "int8"
+
+
 def test_one_text_is_not_a_list():
     with pytest.raises(ConfigError, match="list"):
         EngineConfig(tiers="host:1M")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import sys
 import threading
 import time
 
@@ -207,6 +208,47 @@ def test_a_store_that_fails_to_write_hands_over_to_the_next(stack, monkeypatch):
     assert counts(one, 1)["skipped"] >= 2
 
 
+def test_a_record_that_cannot_be_packed_is_lost_with_a_warning(stack, monkeypatch, caplog):
+    """A package that is missing, for example."""
+    one = stack(host=1, disk=9, codec="zstd")
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with caplog.at_level(logging.WARNING, "tenure.tiers"):
+        for seed in range(3):
+            one.put(str(seed), record(seed=seed))
+        one.flush()
+    assert [one.place(key) for key in "012"] == [None, None, "host"], "nothing waits to be written for ever"
+    assert (counts(one)["lost"], counts(one, 1)["write errors"]) == (2, 2)
+    assert all("zstandard" in entry.message for entry in caplog.records)
+    assert len(caplog.records) == 2
+    monkeypatch.undo()
+    one.put("3", record(seed=3))
+    one.flush()
+    assert one.place("2") == "disk"
+
+
+def test_what_another_process_has_packed_is_a_miss_without_the_package(stack, monkeypatch):
+    one = stack(host=1, disk=9, codec="zstd")
+    for seed in range(2):
+        one.put(str(seed), record(seed=seed))
+    one.flush()
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    assert one.get("0") is None
+    assert counts(one, 1)["broken"] == 1
+    monkeypatch.undo()
+    assert same(one.get("0"), record(seed=0)), "it is still there"
+
+
+def test_a_record_that_is_looked_at_stays_where_it_is(stack):
+    one = stack(host=1, disk=9)
+    for seed in range(3):
+        one.put(str(seed), record(seed=seed))
+    one.flush()
+    assert same(one.get("0", stay=True), record(seed=0))
+    assert "2" in one.host
+    assert one.get("0") is not None
+    assert "0" in one.host
+
+
 # -- archives -----------------------------------------------------------------------------------------
 
 
@@ -268,6 +310,33 @@ def test_a_closed_stack_leaves_what_a_saved_session_names(stack, tmp_path):
     assert all(same(archive.get(span), record(span, seed=int(span))) for span in keys)
     archive.put(record("2", seed=7))
     assert same(archive.get("2"), record("2", seed=7))
+
+
+def test_what_a_saved_session_names_stays_when_it_is_forgotten_on_its_way(stack, monkeypatch):
+    one = stack(host=1, disk=1, valkey=True)
+    archive = SpanArchive(one)
+    archive.put(record("a", seed=1))
+    archive.put(record("b", seed=2))
+    one.flush()
+    below, moving, go = one.stores[1].tier, threading.Event(), threading.Event()
+    real = below.write
+
+    def write(key, blob):
+        moving.set()
+        go.wait(5)
+        real(key, blob)
+
+    monkeypatch.setattr(below, "write", write)
+    keys, _ = archive.describe()
+    assert set(keys) == {"a"}
+    archive.put(record("c", seed=3))  # b goes to disk, a has to leave it
+    assert moving.wait(5)
+    archive.forget(["a"])
+    go.set()
+    one.flush()
+    again = SpanArchive(one)
+    again.adopt(keys)
+    assert same(again.get("a"), record("a", seed=1))
 
 
 def test_many_threads(stack):

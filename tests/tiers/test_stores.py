@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -175,6 +176,59 @@ def test_parts_that_are_gone_make_a_miss_and_take_the_rest_along(valkey_server):
         assert all(one is None or equal(one, blob(key)) for key, one in zip("ab", found, strict=True))
         assert len(client.keys("*")) == 4, "nothing of the broken one is left"
         client.flushall()
+
+
+def before(monkeypatch, client, call, *acts):
+    """Have something happen before a client's first call, something else before its second, and so on."""
+    real, left = getattr(client, call), list(acts)
+
+    def wrapped(*args, **options):
+        if left:
+            left.pop(0)()
+        return real(*args, **options)
+
+    monkeypatch.setattr(client, call, wrapped)
+
+
+@pytest.mark.parametrize("call", ["pipeline", "eval"])
+def test_an_entry_that_is_replaced_while_it_is_read_stays_and_is_read(valkey_server, monkeypatch, call):
+    """Another process writes before the parts are read, or before what is left of a broken entry is removed."""
+    server = valkey_server()
+    tier, other, client = ValkeyTier(at(server)), ValkeyTier(at(server)), server.client()
+    new = blob("a", seed=1)
+    for broken in ("part", "header") if call == "eval" else (None,):
+        tier.write("a", blob("a"))
+        if broken == "part":
+            client.delete(sorted(client.keys("*part*"))[1])
+        elif broken == "header":
+            client.set("tenure:a", b"TENURE-1 or so")
+        before(monkeypatch, tier.client, call, partial(other.write, "a", new))
+        assert equal(tier.read("a"), new)
+        monkeypatch.undo()
+        assert equal(other.read("a"), new)
+        assert tier.has("a")
+        assert "partial" not in tier.counters.to_json()
+        client.flushall()
+
+
+def test_an_entry_that_is_replaced_at_each_try_is_an_error_and_stays(valkey_server, monkeypatch):
+    server = valkey_server()
+    tier, other = ValkeyTier(at(server)), ValkeyTier(at(server))
+    tier.write("a", blob("a"))
+    writes = [partial(other.write, "a", blob("a", seed=seed)) for seed in (1, 2)]
+    before(monkeypatch, tier.client, "pipeline", *writes)
+    with pytest.raises(TierError, match="replaced"):
+        tier.read("a")
+    assert equal(tier.read("a"), blob("a", seed=2))
+
+
+def test_an_entry_that_is_removed_while_it_is_read_is_a_miss(valkey_server, monkeypatch):
+    server = valkey_server()
+    tier, other = ValkeyTier(at(server)), ValkeyTier(at(server))
+    tier.write("a", blob("a"))
+    before(monkeypatch, tier.client, "pipeline", partial(other.delete, ["a"]))
+    assert tier.read("a") is None
+    assert not tier.has("a")
 
 
 def test_replaced_entries_leave_nothing(valkey_server):

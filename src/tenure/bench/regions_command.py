@@ -37,6 +37,9 @@ def regions(
         Path | None, typer.Option(help="Draw pictures into this folder.", show_default=False)
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Keep arms that are stored already.")] = False,
+    summed: Annotated[
+        bool, typer.Option("--stored", help="Play nothing, sum up what is stored of these settings.")
+    ] = False,
     export: Annotated[
         Path | None,
         typer.Option(
@@ -66,7 +69,8 @@ def regions(
         typer.echo(f"{bench.export(config, export)} transcripts in {export}")
         return
     with console.status("loading") as status:
-        bench.run(config, folder, status.update, resume=resume)
+        if not summed:
+            bench.run(config, folder, status.update, resume=resume)
         result = summary.summarise(folder, config)
         if plots is not None:
             summary.draw(folder, config, plots, status.update)

@@ -150,7 +150,11 @@ def permutation(values: Any) -> float | None:
 
 
 def draw(folder: Path, config: RegionsConfig, out: Path, note: Callable[[str], None]) -> None:
-    """A picture for each model and length: facts kept by region and arm, a panel a budget."""
+    """A picture for each model and length: facts kept by region and arm, a panel a budget.
+
+    The same numbers give the same file, to the byte.
+    """
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     for model in config.models:
@@ -173,7 +177,8 @@ def draw(folder: Path, config: RegionsConfig, out: Path, note: Callable[[str], N
             stem = summary_file(folder, model, length, shown[0][0]).stem.rsplit("-", 1)[0]
             path = out / f"regions-{stem}.svg"
             path.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path)
+            with rc_context({"svg.hashsalt": stem}):
+                figure.savefig(path, metadata={"Date": None})
             note(str(path))
 
 

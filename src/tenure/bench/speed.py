@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import statistics
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from tenure.config import EngineConfig
 from tenure.engine import Engine, compute_dtype
 from tenure.models.sources import resolve
 from tenure.session import Session
+from tenure.timing import now
 
 Progress = Callable[[str], None]
 
@@ -51,23 +51,40 @@ class SpeedConfig:
 
 
 class PeakMemory:
-    """Largest resident set of the process while the block runs, sampled every 5 ms, in bytes."""
+    """Most memory in use while the block runs.
+
+    Args:
+        device: on CUDA what torch has allocated there counts, else the resident set of the process, sampled every 5 ms.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._cuda = device.type == "cuda"
+        self._largest = 0
+
+    @property
+    def bytes(self) -> int:
+        """So far, in bytes."""
+        return torch.cuda.max_memory_allocated(self._device) if self._cuda else self._largest
 
     def __enter__(self) -> PeakMemory:
-        self.bytes = 0
+        if self._cuda:
+            torch.cuda.reset_peak_memory_stats(self._device)
+            return self
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
+        if not self._cuda:
+            self._stop.set()
+            self._thread.join()
 
     def _watch(self) -> None:
         process = psutil.Process()
         while not self._stop.wait(0.005):
-            self.bytes = max(self.bytes, process.memory_info().rss)
+            self._largest = max(self._largest, process.memory_info().rss)
 
 
 class Bench:
@@ -97,14 +114,11 @@ class Bench:
         return session
 
     def time(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> float:
-        """Seconds of one call."""
-        if self.config.device != "cpu":
-            torch.cuda.synchronize()
-        start = time.perf_counter()
+        """Seconds of one call, the device's work included."""
+        device = torch.device(self.config.device)
+        start = now(device)
         call(*arguments, **options)
-        if self.config.device != "cpu":
-            torch.cuda.synchronize()
-        return time.perf_counter() - start
+        return now(device) - start
 
     @torch.inference_mode()
     def stock_cache(self) -> Any:
@@ -170,7 +184,7 @@ class Bench:
         edge = max(early + 3, round(20_000 / self.config.chunk))
         window = max(3, min(7, chunks - edge))
         seconds, sizes = [], set()
-        with PeakMemory() as peak:
+        with PeakMemory(torch.device(self.config.device)) as peak:
             peak_early = 0
             for number in range(chunks):
                 seconds.append(self.time(session.append_ids, self.ids(self.config.chunk)))

@@ -137,7 +137,7 @@ def _restore(config: TiersConfig, kind: str, folder: Path) -> dict[str, float]:
             if kind == "host":
                 return restore()
             tier = stack.stores[0].tier
-            (key,) = archive.describe()[0].values()
+            key = archive.keys[record.span]
             blob = tier.read(key)
             if blob is None:
                 raise RuntimeError(f"{kind} has lost the span")

@@ -195,8 +195,8 @@ class RowSegment:
         self.rows = kept
 
     def copy(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Raw keys and values of some rows, ``[layers, kv_heads, stop - start, D]``, copied out."""
-        return self.raw[:, :, start:stop].clone(), self.values[:, :, start:stop].clone()
+        """Raw keys and values of some rows, ``[layers, kv_heads, stop - start, D]``, copied to host memory."""
+        return _to_host(self.raw[:, :, start:stop]), _to_host(self.values[:, :, start:stop])
 
     def splice(self, order: Tensor, keys: Tensor, values: Tensor) -> None:
         """Put rows that had left back among the others. The rotated copy is stale until :meth:`renumber`.
@@ -254,3 +254,11 @@ class RowSegment:
         copy.rotated = None if self.rotated is None else self.rotated.clone()
         copy._positions = positions
         return copy
+
+
+def _to_host(rows: Tensor) -> Tensor:
+    """A copy in host memory, made layer by layer: a device gathers what it sends in memory of its own."""
+    copy = torch.empty(rows.shape, dtype=rows.dtype, device="cpu")
+    for layer in range(len(rows)):
+        copy[layer] = rows[layer]
+    return copy

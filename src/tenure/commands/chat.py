@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from time import perf_counter
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -16,6 +15,7 @@ from tenure.commands.options import MemoryOptions, ModelOptions, SamplingFlags, 
 from tenure.commands.view import say
 from tenure.errors import PlanError, TenureError
 from tenure.plan import Plan
+from tenure.timing import now
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -143,10 +143,11 @@ class Chat:
             [{"role": "system", "content": self.system}, message] if first else message, reply=True
         )
         self.step = None
-        started, turn = perf_counter(), None
+        device, turn = self.engine.layout.device, None
+        started = now(device)
         try:
             self.engine.drain([self.session])
-            read = perf_counter()
+            read = now(device)
             turn = self.session.start_turn(self.options)
             for piece in turn:
                 say(piece)
@@ -155,7 +156,7 @@ class Chat:
                 turn.close()
             self.out.print("\n[dim]stopped; the session has what you see[/]")
             return
-        rate = len(turn.ids) / max(1e-9, perf_counter() - read)
+        rate = len(turn.ids) / max(1e-9, now(device) - read)
         note = ", cut at --max-tokens" if turn.reason == "length" else ""
         self.out.print(
             f"\n[dim]{read - started:,.1f} s to read, {len(turn.ids)} tokens at {rate:,.1f}/s{note}[/]"

@@ -6,7 +6,6 @@ Models stand beside each other only as saved logits, so that one copy is in memo
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tenure.commands.doctor_text import TURNS
+from tenure.timing import now
 
 if TYPE_CHECKING:
     from tenure.engine import Engine
@@ -216,12 +216,12 @@ def speed(engine: Engine, ours: Recorded) -> Check:
     session = engine.session(policy="h2o", budget=2048, chunk=1024)
     session.append_ids(conversation[:64])  # the first forward pays for set-up
     ids = (conversation * (1024 // len(conversation) + 1))[:1024]
-    started = time.perf_counter()
+    device = engine.layout.device
+    started = now(device)
     session.append_ids(ids)
-    prefill = len(ids) / (time.perf_counter() - started)
-    started = time.perf_counter()
+    read = now(device)
     session.force(ids[:_DECODED])
-    decode = _DECODED / (time.perf_counter() - started)
+    prefill, decode = len(ids) / (read - started), _DECODED / (now(device) - read)
     logits = _open(engine).feed(conversation)
     finite = bool(logits.isfinite().all() and session.logits is not None and session.logits.isfinite().all())
     agree = (logits.argmax(-1) == ours.logits[: ours.prompt].argmax(-1)).float().mean().item()
@@ -231,7 +231,7 @@ def speed(engine: Engine, ours: Recorded) -> Check:
         finite,
         round(decode, 1),
         None,
-        f"{dtype} on {engine.layout.device}: {prefill:,.0f} tokens/s reading, {decode:,.1f} answering "
+        f"{dtype} on {device}: {prefill:,.0f} tokens/s reading, {decode:,.1f} answering "
         f"at {session.stats().resident:,} slots; likeliest token as in fp32 at {agree:.1%} of places"
         + ("" if finite else "; NOT FINITE"),
     )

@@ -44,7 +44,7 @@ ModelName = Annotated[
 Dtype = Annotated[
     str | None,
     typer.Option(
-        help="bf16, fp16 or fp32; by default bf16 where the device computes in it, else fp32.",
+        help="bf16, fp16 or fp32; by default bf16 where the device computes in it, else fp16 on CUDA, fp32 on a CPU.",
         envvar="TENURE_DTYPE",
         show_envvar=False,
         show_default=False,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,9 @@ from tenure.compress import make_compressor
 from tenure.compress.base import Compressor, Context
 from tenure.compress.probes import Probes, SessionReader
 from tenure.errors import ConfigError, IntegrityError
+from tenure.pins import stays
 from tenure.policies.base import ascending
+from tenure.timing import now
 
 if TYPE_CHECKING:
     from tenure.memory import Memory
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 Where = str | tuple[int, int] | Sequence[str] | None
 """A span's id, a range of logical indices, several span ids, or None for all."""
+
+_ROWS = 8
+"""The share of a budget that is left for rows besides pins and sinks, one in so many."""
 
 _ROOM = 1024
 """Tokens that one reading of a question or a repetition may have."""
@@ -78,8 +82,9 @@ def compress(
 ) -> Compression:
     """Let fewer entries stand for a part of a session.
 
-    Sinks, hard and soft pins, spans that the plan reads and the newest ``recent`` tokens keep their rows. Pins and
-    planned spans are not counted; of the others, exactly ``floor(L G T / ratio)`` entries are left, sinks and newest
+    Sinks, hard and soft pins, spans that the plan reads and the newest ``recent`` tokens keep their rows. Where layers
+    lost different tokens, those that hold more of the chosen ones keep the most wanted of them. All these but sinks and
+    newest tokens are not counted; of the others, exactly ``floor(L G T / ratio)`` entries are left, sinks and newest
     tokens included. They never number less than one besides the sinks.
 
     Args:
@@ -94,11 +99,12 @@ def compress(
         delayed: queries of tokens that followed, for the methods that use them.
 
     Raises:
-        ConfigError: the ratio or budget cannot work, layers lost different numbers of the chosen tokens and have
-            nothing else to make up for it, or a chunk is too short for what the method reads; nothing has changed.
+        ConfigError: the ratio or budget cannot work, a layer has lost all of the chosen tokens and others have not, the
+            session's budget would be left without rows for new tokens, or a chunk is too short for what the method
+            reads; nothing has changed.
         UnknownSpanError: no such span.
     """
-    started = time.perf_counter()
+    started = now(session.engine.layout.device)
     compressor = make_compressor(method, options) if isinstance(method, str) else method
     check_amount(ratio, budget)
     memory, engine = session.memory, session.engine
@@ -109,33 +115,40 @@ def compress(
         memory.prepare(room)  # first, because it may evict or renumber
     chosen = _chosen(memory, span)
     protected, planned = _protected(memory)
-    counted = int((chosen & ~planned).sum(1).max()) if memory.ledger.rows else 0
-    total = int(heads * counted / ratio) if ratio is not None else min(heads * (budget or 1), heads * counted)
-    sinks = int(
-        (chosen & (memory.ledger.logical[:, : memory.ledger.rows] < memory.config.sinks)).sum(1).max()
-    )
-    newest = max(0, min(recent, (total // heads - sinks) // 4))
-    exact = protected.clone()
-    exact |= chosen & (memory.ledger.logical[:, : memory.ledger.rows] >= memory.ledger.length - newest)
-    mask = _even(memory, chosen & ~exact, exact)
+    logical = memory.ledger.logical[:, : memory.ledger.rows]
+
+    def left(counted: int) -> int:
+        return int(heads * counted / ratio) if ratio is not None else heads * min(budget or 1, counted)
+
+    counted = _most(chosen & ~planned)
+    sinks = _most(chosen & (logical < memory.config.sinks))
+    newest = max(0, min(recent, (left(counted) // heads - sinks) // 4))
+    exact = protected | (chosen & (logical >= memory.ledger.length - newest))
+    mask = torch.zeros_like(chosen)
+    if left(counted) < heads * counted:
+        mask = _even(memory, chosen & ~exact)
+        planned = planned | (chosen & ~exact & ~mask)
+        exact, counted = exact | planned, _most(chosen & ~planned)
+    total = left(counted)
     tokens = int(mask[0].sum())
-    outside = int((chosen & exact & ~planned).sum(1).max())
+    outside = _most(chosen & exact & ~planned)
     entries = max(1, total - heads * outside)
 
     def report(made: int, seconds: Mapping[str, float]) -> Compression:
         return Compression(
             compressor.name,
             tokens if made else 0,
-            int((chosen & exact).sum(1).max()) if made else int(chosen.sum(1).max()),
+            _most(chosen & exact) if made else _most(chosen),
             made,
             (made + heads * outside) / heads if made else float(counted),
-            time.perf_counter() - started,
+            now(layout.device) - started,
             dict(seconds),
             memory.nbytes,
         )
 
     if not tokens or entries >= heads * tokens:
         return report(0, {})
+    _check_room(memory, -(-entries // heads))
     context = _context(session, mask, question, delayed, SessionReader(engine, memory, room))
     made = compressor.compress(context, entries)
     _verify(made, memory, entries)
@@ -163,7 +176,7 @@ def look(session: Session, span: Where = None, *, question: str | Sequence[int] 
     room = _room(memory)
     memory.prepare(room)
     exact, _ = _protected(memory)
-    mask = _even(memory, _chosen(memory, span) & ~exact, exact)
+    mask = _even(memory, _chosen(memory, span) & ~exact)
     return _context(session, mask, question, None, SessionReader(session.engine, memory, room))
 
 
@@ -200,31 +213,49 @@ def _chosen(memory: Memory, where: Where) -> Tensor:
 
 
 def _protected(memory: Memory) -> tuple[Tensor, Tensor]:
-    """Rows that must stay, and of them those that no ratio counts: pins and what the plan reads."""
+    """Rows that must stay, and of them those that no ratio counts: pins, the policy's too, and what the plan reads."""
     if not memory.ledger.rows:
-        empty = torch.zeros(memory.ledger.groups, 0, dtype=torch.bool)
+        empty = torch.zeros_like(memory.ledger.logical[:, :0], dtype=torch.bool)
         return empty, empty
-    view = memory.view()
+    view = memory.policy.pinned(memory.view())
     outside = (view.pin > 0) | (view.readers >= 0)
     return outside | (view.logical < view.sinks), outside & (view.logical >= view.sinks)
 
 
-def _even(memory: Memory, mask: Tensor, exact: Tensor) -> Tensor:
-    """The same number of rows in every group: those that lost more of the chosen tokens add their least wanted ones."""
-    count = mask.sum(1)
-    most = int(count.max()) if mask.numel() else 0
-    if bool((count == most).all()):
-        return mask
-    order = ascending(memory.policy.rank(memory.view())).masked_fill(mask | exact, mask.shape[1])
-    place = order.argsort(1).argsort(1)
-    more = place < (most - count)[:, None]
-    if bool((more & (mask | exact)).any()):
+def _most(mask: Tensor) -> int:
+    """Rows of a mask in the group of layers that has most of them."""
+    return int(mask.sum(1).max())
+
+
+def _check_room(memory: Memory, slots: int) -> None:
+    """Raise ConfigError where ``slots`` more of compressed tokens would starve the rows of a budget."""
+    budget, taken = memory.config.budget, memory.frozen.slots + slots
+    if budget is None or not memory.policy.evicts:
+        return
+    fixed = stays(memory)
+    if budget - taken - fixed < budget // _ROWS:
         raise ConfigError(
-            f"layers hold between {int(count.min())} and {most} of these tokens",
+            f"compressed tokens would take {taken} of {budget} slots, pins and sinks take {fixed}; "
+            f"{budget // _ROWS} are for new tokens",
+            option="ratio",
+            way_out="Give a higher ratio or less to compress, or the session a larger budget",
+        )
+
+
+def _even(memory: Memory, mask: Tensor) -> Tensor:
+    """The same number of rows in every group: those that hold more of the chosen tokens leave out the most wanted."""
+    count = mask.sum(1)
+    least = int(count.min()) if mask.numel() else 0
+    if bool((count == least).all()):
+        return mask
+    if not least:
+        raise ConfigError(
+            f"layers hold between none and {int(count.max())} of these tokens",
             option="span",
             way_out="Compress before the budget evicts, or give the session granularity 'session'",
         )
-    return mask | more
+    order = ascending(memory.policy.rank(memory.view())).masked_fill(~mask, mask.shape[1])
+    return mask & (order.argsort(1).argsort(1) < least)
 
 
 def _context(
@@ -245,7 +276,7 @@ def _context(
         return tensor.index_select(1, index[layer % groups])
 
     layers = range(layout.layers)
-    starts = torch.tensor(ledger.spans.starts, device=mask.device)
+    spans = ledger.span_index(logical)
     words = [] if question is None else question
     if isinstance(words, str):
         if tokenizer is None:
@@ -258,7 +289,7 @@ def _context(
         logical=logical,
         position=ledger.position[:, : ledger.rows].gather(1, index),
         ids=torch.tensor(memory.ids, device=mask.device)[logical],
-        cuts=torch.isin(logical, starts),
+        cuts=torch.cat([torch.ones_like(spans[:, :1]), spans.diff(dim=1)], 1) != 0,
         reader=reader,
         question=list(words),
         delayed=delayed,

@@ -49,7 +49,7 @@ class Context:
         logical: logical indices ``[L or 1, T]``; layers may hold different tokens.
         position: rotary positions, like ``logical``.
         ids: token ids, like ``logical``.
-        cuts: whether a span begins at a token, like ``logical``; nothing may be merged across.
+        cuts: whether a token is of another span than the one before it, like ``logical``; nothing is merged across.
         reader: for methods that ask the model.
         question: token ids of what will be asked, if it is known.
         delayed: queries that followed these tokens in the session, if they were kept.

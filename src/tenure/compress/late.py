@@ -7,8 +7,9 @@ evidence (the delayed proxies of the literature on online compaction). Pins and 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch import Tensor
 from tenure.compress import make_compressor
 from tenure.compress.probes import Probes, Recorder, join
 from tenure.errors import ConfigError
+from tenure.pins import stays
 
 if TYPE_CHECKING:
     from tenure.cache.attend import Watch
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("tenure.compress")
 
 _KEPT = 64
-"""Queries of a turn that are kept."""
+"""Queries of a turn that are kept, its last ones."""
 
 _LEAST = 32
 """Tokens from which a stretch is worth the trouble."""
@@ -50,33 +52,50 @@ class Late:
         self._seen: list[tuple[int, Recorder]] = []
         self._told = False
 
-    def watch(self, start: int, count: int) -> Watch | None:
+    def watch(self, count: int) -> Watch | None:
         """Keep queries of a forward of several tokens; answers, token by token, are not watched."""
-        if count < 2:
-            return None
-        recorder = Recorder(max(0, count - _KEPT))
-        self._seen.append((start + max(0, count - _KEPT), recorder))
-        return recorder
+        return Recorder(max(0, count - _KEPT)) if count > 1 else None
+
+    def saw(self, watch: Watch | None, stop: int) -> None:
+        """A forward was taken in whose last token is the one before ``stop``."""
+        if not isinstance(watch, Recorder) or not watch.count:
+            return
+        self._seen.append((stop - watch.count, watch))
+        while sum(recorder.count for _, recorder in self._seen[1:]) >= _KEPT:
+            del self._seen[0]
 
     def begin(self, session: Session) -> None:
-        """A turn begins: compress what the last one has looked back at."""
+        """A turn begins: compress what the last one has looked back at. The same turn can begin again."""
         memory = session.memory
         now = len(memory.ids) + memory.waiting
+        if now == self._turn:
+            return
         turn = min(self._turn, now)
         start = min(self._done, turn)
         if turn - start >= _LEAST:
             session.engine.drain([session])
-            delayed = self._probes(memory, turn)
-            try:
-                session.compress(
-                    (start, turn), ratio=self.ratio, method=self.method, recent=0, delayed=delayed
-                )
-            except ConfigError as error:  # layers lost different tokens of it, or the chunk is short
-                _LOG.log(logging.INFO if self._told else logging.WARNING, "left to eviction: %s", error)
-                self._told = True
+            logical = memory.ledger.logical[:, : memory.ledger.rows]
+            resident = int(((logical >= start) & (logical < turn)).sum(1).max()) if logical.numel() else 0
+            most = self._most(memory)
+            if resident and (most is None or most > 0):
+                ratio = self.ratio if most is None else max(self.ratio, resident / most)
+                self._compress(session, (start, turn), ratio)
             self._done = turn
-            self._make_room(memory)
+            self._make_room(memory, most)
         self._turn, self._seen = now, []
+
+    def _compress(self, session: Session, where: tuple[int, int], ratio: float) -> None:
+        delayed = self._probes(session.memory, where[1])
+        try:
+            session.compress(where, ratio=ratio, method=self.method, recent=0, delayed=delayed)
+        except ConfigError as error:  # layers lost different tokens of it, or the chunk is short
+            _LOG.log(logging.INFO if self._told else logging.WARNING, "left to eviction: %s", error)
+            self._told = True
+
+    def truncate(self, count: int) -> None:
+        """The session's tokens from ``count`` on were taken back."""
+        self._turn, self._done = min(self._turn, count), min(self._done, count)
+        self._seen = [(start, one) for start, one in self._seen if start + one.count <= count]
 
     def _probes(self, memory: Memory, turn: int) -> Probes | None:
         """Queries of the turn, where their tokens still stand."""
@@ -99,13 +118,36 @@ class Late:
         place: Tensor = torch.arange(first, first + recorder.count, device=raw.raw.device)
         return replace(raw, position=place)
 
-    def _make_room(self, memory: Memory) -> None:
-        """Compressed tokens take at most half of a budget; the oldest segments go first."""
+    def _most(self, memory: Memory) -> int | None:
+        """Slots that compressed tokens may take: half of what hard pins and sinks leave of a budget."""
+        budget = memory.config.budget
+        if budget is None or not memory.policy.evicts:
+            return None
+        return max(0, budget - stays(memory)) // 2
+
+    def _make_room(self, memory: Memory, most: int | None) -> None:
+        """The oldest segments go first."""
         frozen = memory.frozen
-        while memory.config.budget is not None and frozen.slots > memory.config.budget // 2:
+        while most is not None and frozen.slots > most:
             frozen = replace(frozen, segments=frozen.segments[1:])
         if frozen is not memory.frozen:
             memory.freeze(frozen)
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Plain values and tensors for a saved session; :meth:`fill` takes them."""
+        values = {"turn": self._turn, "done": self._done, "seen": [start for start, _ in self._seen]}
+        tensors = {}
+        for number, (_, recorder) in enumerate(self._seen):
+            tensors[f"{number}.raw"], tensors[f"{number}.lse"] = recorder.state()
+        return values, tensors
+
+    def fill(self, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Go on from what :meth:`state` gave."""
+        self._turn, self._done = values["turn"], values["done"]
+        self._seen = [
+            (start, Recorder.of(tensors[f"{number}.raw"], tensors[f"{number}.lse"]))
+            for number, start in enumerate(values["seen"])
+        ]
 
     def fork(self) -> Late:
         """For a fork of the session."""

@@ -100,9 +100,20 @@ class Recorder:
         self._raw.append(q[:, self._first :].clone())
         self._lse.append(lse.flatten(0, 1)[:, self._first :].float().clone())
 
+    @classmethod
+    def of(cls, raw: Tensor, lse: Tensor) -> Recorder:
+        """One that has kept what :meth:`state` gave."""
+        recorder = cls()
+        recorder._raw, recorder._lse = list(raw), list(lse)
+        return recorder
+
+    def state(self) -> tuple[Tensor, Tensor]:
+        """Queries ``[L, H, P, D]`` and their log-sum-exps ``[L, H, P]``."""
+        return torch.stack(self._raw), torch.stack(self._lse)
+
     def probes(self, position: Tensor) -> Probes:
         """What was kept, at the positions of these tokens."""
-        return Probes(torch.stack(self._raw), torch.stack(self._lse), position)
+        return Probes(*self.state(), position)
 
 
 class SessionReader:

@@ -12,15 +12,13 @@ import functools
 import torch
 from torch import Tensor
 
+from tenure.kernels import common
 from tenure.kernels.build import has_tiles
+from tenure.kernels.common import decode
 from tenure.kernels.native import MAX_ROWS, Native, native
 from tenure.kernels.reference import in_two_calls, merge, rotate
 
 __all__ = ["attend", "attend_weighted", "attention_mass", "decode", "extend", "merge", "rotate"]
-
-
-_BLOCK_BYTES = 32 * 2**20
-"""Upper limit of one block of attention statistics."""
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
@@ -54,28 +52,6 @@ def _vector_products() -> Native | None:
     return None if has_tiles() else native()
 
 
-def decode(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Attention of one query, which sees every key, with its probabilities.
-
-    Two batched products beat the flash kernel here: it runs one thread a kv head.
-
-    Args:
-        q: ``[G, g, 1, D]``.
-        k: ``[G, m, D]``.
-        v: ``[G, m, D]``.
-        scale: factor on the logits.
-
-    Returns:
-        Output ``[G, g, 1, D]``, log-sum-exp ``[G, g, 1]`` and probabilities ``[G, g, m]`` in fp32.
-    """
-    # In fp32: a product in bf16 is rounded to 8 bits, and logits of Qwen2.5 go into the thousands.
-    logits = torch.bmm(q.squeeze(2).float(), k.float().transpose(1, 2)).mul_(scale)
-    lse = logits.logsumexp(-1, keepdim=True)
-    mass = logits.softmax(-1)  # not exp(logits - lse): a large log-sum-exp is rounded too coarsely for that
-    out = torch.bmm(mass.to(v.dtype), v)
-    return out.unsqueeze(2), lse, mass
-
-
 def attend_weighted(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
     """See :func:`tenure.kernels.reference.attend_weighted`."""
     groups, n, dim = q.shape
@@ -97,24 +73,8 @@ def attend_weighted(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, *, scale: flo
 
 
 def attention_mass(q: Tensor, k: Tensor, lse: Tensor, *, scale: float) -> Tensor:
-    """See :func:`tenure.kernels.reference.attention_mass`; blocked over keys, so that memory stays flat."""
+    """See :func:`tenure.kernels.reference.attention_mass`; some keys at a time, so that memory stays flat."""
     kernels = _vector_products()
     if kernels is not None and kernels.can_attend(q):
         return kernels.attention_mass(q, k, lse, scale=scale)
-    heads, groups, w, _ = q.shape
-    m = k.shape[1]
-    flat = q.reshape(heads, groups * w, -1)
-    shift = lse.reshape(heads, groups * w, 1)
-    mass = torch.empty(heads, groups, m, dtype=torch.float32)
-    block = max(w, _BLOCK_BYTES // (heads * groups * w * 4))
-    for start in range(0, m, block):
-        stop = min(start + block, m)
-        logits = torch.bmm(flat, k[:, start:stop].transpose(1, 2)).float().mul_(scale)
-        part = logits.sub_(shift).exp_().view(heads, groups, w, stop - start)
-        first = max(start, m - w)
-        if first < stop:  # keys of the queries themselves: a query does not see those after it
-            column = torch.arange(first - (m - w), stop - (m - w))
-            hidden = column[None, :] > torch.arange(w)[:, None]
-            part[..., first - start :].masked_fill_(hidden, 0.0)
-        torch.sum(part, 2, out=mass[..., start:stop])
-    return mass
+    return common.attention_mass(q, k, lse, scale=scale)

@@ -154,7 +154,8 @@ def merge(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     for other, other_lse in parts[1:]:
         # The share comes from the difference, exp(other_lse - total) as a sigmoid: a log-sum-exp of Qwen2.5 passes
         # 10,000, where fp32 goes in steps of 1e-3, and a rounded total would scale the output by that.
-        share = torch.sigmoid(other_lse - lse)[..., None]
+        # Two empty sets (both -inf) differ by no number; what they share is 0 either way.
+        share = torch.sigmoid((other_lse - lse).nan_to_num(nan=0.0))[..., None]
         out = torch.lerp(out.float(), other.float(), share).to(out.dtype)
         lse = torch.logaddexp(lse, other_lse)
     return out, lse

@@ -181,7 +181,13 @@ def free_memory(device: str) -> int:
     if device.startswith("cuda"):
         import torch
 
-        return int(torch.cuda.mem_get_info(device)[0])
+        held = torch.cuda.memory_stats(device)
+        reserved, used, rest = (
+            int(held.get(f"{name}_bytes.all.current", 0))
+            for name in ("reserved", "allocated", "inactive_split")
+        )
+        # What torch holds and does not use is free too, but for rests of blocks of which a part is in use.
+        return int(torch.cuda.mem_get_info(device)[0]) + reserved - used - rest
     import psutil
 
     free = int(psutil.virtual_memory().available)

@@ -8,16 +8,13 @@ already get further reads, and those that were overdue count as confirmed.
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
 from tenure.errors import PlanError
-from tenure.plan_json import PlanData, read_plan
+from tenure.plan_json import PLAN_TEXT, PlanData, read_plan
 from tenure.planners.base import Context, Edge, Planner, Proposal
 from tenure.steps import Step
-
-_PLAN = re.compile(r"<plan>\s*(.*?)\s*</plan>", re.IGNORECASE | re.DOTALL)
 
 
 @dataclass
@@ -37,7 +34,7 @@ class Explicit(Planner):
         finished: list[str] = []
         problems: list[str] = []
         for document in (*context.come, *context.new):
-            plans = _PLAN.findall(document.text)
+            plans = PLAN_TEXT.findall(document.text)
             # A message is seen when it is queued, and again when it was computed. Ids of spans come again after a
             # rollback, so its plans tell whether it was read.
             if not plans or self._read.get(document.id) == plans:

@@ -181,7 +181,8 @@ def _largest(engine: Engine, q: Tensor, spans: Sequence[Tensor], distance: int) 
 
 
 def _rotated(engine: Engine, x: Tensor, position: int) -> Tensor:
-    cos, sin = engine.adapter.rope.cos_sin(torch.full((x.shape[1],), position), largest=position + 1)
+    positions = torch.full((x.shape[1],), position, device=engine.layout.device)
+    cos, sin = engine.adapter.rope.cos_sin(positions, largest=position + 1)
     half = cos.shape[-1]
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     cos, sin = cos.cpu(), sin.cpu()

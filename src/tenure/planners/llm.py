@@ -50,6 +50,7 @@ class LLM(Planner):
     on: Moment = "reply"
     name: ClassVar[str] = "llm"
     needs_archive: ClassVar[bool] = True
+    learns: ClassVar[bool] = True
 
     _seen: dict[str, tuple[str, str]] = field(default_factory=dict, init=False, repr=False)
 
@@ -79,7 +80,8 @@ class LLM(Planner):
             for span, (_, words) in self._seen.items()
             if words and span not in fresh and span not in context.plan.superseded
         ][-self.spans :]
-        if (self.on == "reply" and not context.reply) or context.turn % self.every or not listed:
+        asked = context.new and (self.on == "message" or context.reply)
+        if not asked or context.turn % self.every or not listed:
             return Proposal(looked=False)
         steps = [step.id for step in context.plan.coming[:_STEPS]] + [NOW]
         question, schema = self._question(context, listed, steps), self._schema(listed, steps)

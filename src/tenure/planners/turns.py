@@ -19,6 +19,7 @@ from tenure.errors import TenureError
 from tenure.planners.base import LATER, NOW, Context, Edge, Planner, Proposal
 from tenure.planners.corpus import Corpus, document
 from tenure.planners.keys import KeyArchive
+from tenure.reads import room
 from tenure.references import contents, settle
 from tenure.steps import Step
 from tenure.tiers.archive import SpanArchive
@@ -219,9 +220,11 @@ class Planning:
     def _fitting(self, session: Session, held: Iterable[object], edges: Iterable[Edge]) -> list[Edge]:
         """Edges of one step whose spans fit half of the budget together with what the step reads already.
 
-        What a step reads must fit the budget, or the step is refused: planners may not bring that about.
+        What a step reads must fit beside pins, or the step is refused: planners may not bring that about.
         """
-        table, budget = session.memory.ledger.spans, session.config.budget
+        table, most = session.memory.ledger.spans, room(session.memory)
+        if most is not None:
+            most = min(most, (session.config.budget or 0) // 2)
         reads = set(held)
         used = sum(len(table.get(read)) for read in reads if isinstance(read, str) and read in table)
         fits = []
@@ -229,7 +232,7 @@ class Planning:
             if edge.span in reads:
                 continue
             size = len(table.get(edge.span)) if isinstance(edge.span, str) and edge.span in table else 0
-            if budget is not None and used + size > budget // 2:
+            if most is not None and used + size > most:
                 self._problem(edge.planner, f"{edge.span} does not fit what {edge.step} may read")
                 continue
             used += size

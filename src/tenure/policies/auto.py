@@ -21,16 +21,18 @@ _RULES = (list(Region).index(Region.SYSTEM), list(Region).index(Region.TOOLS))
 class Auto(MemDecay):
     """Pins, then the plan, then regions and attention: one order of all that is known about a slot. Our choice.
 
-    - System text and tool schemas are pinned softly, whole texts that fit ``rules`` of the budget, or the beginning of a
-      first one that does not.
-    - Spans that the plan reads stay whole or go whole, nearest reader first, as in :class:`Foresight`.
-    - The rest is ranked by the hybrid of :class:`MemDecay`.
+    - What the current step of the plan reads comes right behind sinks and hard pins, as in :class:`Foresight`.
+    - System text and tool schemas are pinned softly, whole texts that fit ``rules`` of the budget and what the current
+      step leaves of it, or the beginning of a first one that does not.
+    - Other spans that the plan reads stay whole or go whole, nearest reader first, as in :class:`Foresight`.
+    - The rest is ranked by the hybrid of :class:`MemDecay`. What a newer span has taken the place of goes before it.
 
     Needs no hint: without a plan, regions guessed from roles and attention decide.
 
     Args:
         rules: share of the budget that system text and tool schemas may hold by their region alone.
-        min_recent: newest slots that planned ones cannot take, at most a quarter of the budget.
+        min_recent: newest slots that planned ones cannot take, at most a quarter of the budget; for what the current step
+            reads, a quarter of this.
     """
 
     rules: float = 0.5
@@ -52,28 +54,40 @@ class Auto(MemDecay):
         """MemDecay's share, less what rules and planned spans need."""
         pinned = self.pinned(view)
         taken = int((self._plan.whole(pinned) | protected(pinned)).sum(1).max())
-        floor = min(self.min_recent, max(1, view.budget // 4))
-        return min(super().recent(view), max(floor, view.budget - taken))
+        return min(super().recent(view), max(self._plan.floor(view.budget), view.budget - taken))
+
+    def room(self, budget: int, fixed: int) -> int:
+        """As in :class:`Foresight`."""
+        return self._plan.room(budget, fixed)
+
+    def first(self, view: View) -> Tensor | None:
+        """As in :class:`Foresight`."""
+        return self._plan.first(view)
 
     def rank(self, view: View) -> Tensor:
-        """Rules, planned spans by reader, the hybrid, and last what was spilled."""
+        """Rules, planned spans by reader, the hybrid, and last what was spilled or superseded."""
         order = ascending(super().rank(view))
         pinned = self.pinned(view)
         rules = (pinned.pin == 1) & (view.pin == 0)
-        planned = view.readers >= 0
-        if not bool(planned.any()) and not bool(rules.any()):
+        planned, superseded = view.readers >= 0, view.readers == -2
+        if not bool((planned | rules | superseded).any()):
             return order
         above = int(view.readers.max()) + 1
         level = torch.where(planned, above - view.readers, 0)
-        level[planned & ~self._plan.whole(pinned)] = -1
+        level[superseded | (planned & ~self._plan.whole(pinned))] = -1
         level[rules] = above + 1
         return level * order.shape[1] + order
 
     def pinned(self, view: View) -> View:
-        """The view with soft pins on the rules that fit their share."""
+        """The view with soft pins on the rules that fit their share, and beside what comes first."""
         kind = view.table.kind[view.region]
-        rules = ((kind == _RULES[0]) | (kind == _RULES[1])) & (view.pin == 0)
+        rules = ((kind == _RULES[0]) | (kind == _RULES[1])) & (view.pin == 0) & (view.readers != -2)
         most = int(self.rules * view.budget)
+        first = self.first(view)
+        if first is not None:
+            rules &= ~first
+            taken = int((first | view.hard).sum(1).max())
+            most = min(most, view.budget - taken - self._plan.floor(view.budget))
         if int(rules.sum(1).max()) > most:
             rules = fitting(view.span, view.region, rules, most)
         return replace(view, pin=torch.where(rules, 1, view.pin))

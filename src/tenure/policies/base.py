@@ -60,6 +60,8 @@ class View:
         score: what the policy's ``observe`` has made of the attention so far, fp32.
         readers: steps until the slot's span is read next, 0 = by the current step, -1 = by none, -2 = by none because a
             newer span has taken its place.
+        current: whether the plan's current step itself reads the slot's span, bool; what planners guess for the turn and
+            overdue readers are 0 steps away too, and do not count here.
         pin: 0 none, 1 soft, 2 hard.
         region: number of the slot's region in the session's table.
         born: when the slot was new, by the clock of its region, fp64.
@@ -75,6 +77,7 @@ class View:
     logical: Tensor
     score: Tensor
     readers: Tensor
+    current: Tensor
     pin: Tensor
     region: Tensor
     born: Tensor
@@ -97,7 +100,7 @@ class Policy(ABC):
     """Base of all retention policies.
 
     ``statistics`` is None where attention is not looked at. ``follows_plan`` says that what the current step reads
-    is kept, so that it must fit.
+    is kept, so that it must fit ``room``.
     """
 
     name: ClassVar[str]
@@ -120,6 +123,17 @@ class Policy(ABC):
         """How many of the newest slots are safe."""
         return 0
 
+    def room(self, budget: int, fixed: int) -> int:
+        """Slots that spans may take which have to be whole, beside ``fixed`` ones of sinks and hard pins.
+
+        All that is left but one, for the newest token.
+        """
+        return budget - fixed - 1
+
+    def first(self, view: View) -> Tensor | None:
+        """Slots that come before recent ones, ``[groups, rows]`` bool, no more than :meth:`room`; None for none."""
+        return None
+
     def observe(self, score: Tensor, mass: Tensor) -> Tensor:
         """New scores from old ones and the attention mass of one forward, both ``[groups, rows]``."""
         return score + mass
@@ -127,6 +141,10 @@ class Policy(ABC):
     def absorb(self, look: Look) -> Mapping[str, Tensor]:
         """New contents of the ledger's ``score``, ``energy`` and ``born`` after a forward, by name."""
         return {"score": self.observe(look.score, look.mass)}
+
+    def pinned(self, view: View) -> View:
+        """The view with the pins that are the policy's own; compression keeps such slots exact, too."""
+        return view
 
     def told(self, view: View) -> Tensor:
         """The score that reports show, ``[groups, rows]``."""
@@ -140,8 +158,8 @@ class Policy(ABC):
 def select(policy: Policy, view: View, *, leave: Tensor | None = None) -> Tensor:
     """Rows that stay under the view's budget.
 
-    Hard pins and sinks come first, then recent slots, then soft pins, then the policy's order. Where the protected
-    slots alone pass the budget, the newest of the recent ones stay.
+    Hard pins and sinks come first, then what the policy puts first, then recent slots, then soft pins, then the policy's
+    order. Where the protected slots alone pass the budget, the newest of the recent ones stay.
 
     Args:
         policy: whose order.
@@ -161,7 +179,10 @@ def select(policy: Policy, view: View, *, leave: Tensor | None = None) -> Tensor
     level = torch.zeros(groups, rows, dtype=torch.int64, device=device)
     level[view.pin == 1] = 1
     level[recent.expand_as(level)] = 2
-    level[view.hard] = 3
+    first = policy.first(view)
+    if first is not None:
+        level[first] = 3
+    level[view.hard] = 4
     if leave is not None:
         level[leave] = -1
     # Recent slots are taken newest first, the others by the policy's order.

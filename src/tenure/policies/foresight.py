@@ -27,15 +27,22 @@ class Foresight(H2O):
 
     A span without a remaining reader has no bonus. A superseded one goes before all others (``paper``: minus phi).
 
-    In lexicographic mode a planned span stays whole or goes whole, since half a definition is worth little: spans are
-    taken nearest reader first, of one step the smaller first, as long as they fit what sinks, pins and ``min_recent``
-    leave of the budget. One that does not fit is spilled, and comes back for its step where the session has a tier.
-    Planned spans take from the recent slots' share down to ``min_recent``. All of this is our choice.
+    In lexicographic mode a planned span stays whole or goes whole, since half a definition is worth little. All of this
+    is our choice:
+
+    - What the current step reads comes right behind sinks and hard pins, as long as it fits :meth:`room`: that is all
+      but a quarter of ``min_recent``. So much stays for the newest slots in any case (64 by default, from a budget of
+      1,024 on), the end of the question and of what is being written: without its own last sentence a model does not
+      go on with it, whatever it may look up.
+    - Other planned spans are taken nearest reader first, of one step the smaller first, as long as they fit what that,
+      sinks, pins and ``min_recent`` leave of the budget. They take from the recent slots' share down to ``min_recent``.
+    - One that does not fit is spilled, and comes back for its step where the session has a tier.
 
     Args:
         mode: `lexicographic`, the order of readers first, or `paper`, an additive bonus.
         phi: bonus of what the current step reads.
-        min_recent: newest slots that planned ones cannot take, at most a quarter of the budget.
+        min_recent: newest slots that planned ones cannot take, at most a quarter of the budget; for what the current step
+            reads, a quarter of this.
     """
 
     mode: Literal["lexicographic", "paper"] = "lexicographic"
@@ -60,7 +67,21 @@ class Foresight(H2O):
         if self.mode == "paper":
             return share
         taken = int((self.whole(view) | protected(view)).sum(1).max())
-        return min(share, max(self._floor(view), view.budget - taken))
+        return min(share, max(self.floor(view.budget), view.budget - taken))
+
+    def room(self, budget: int, fixed: int) -> int:
+        """All but a quarter of the recent slots' floor; see the class."""
+        return budget - fixed - max(1, self.floor(budget) // 4)
+
+    def first(self, view: View) -> Tensor | None:
+        """What the current step reads, as far as whole spans of it fit :meth:`room`."""
+        if self.mode == "paper" or not bool(view.current.any()):
+            return None
+        return self._first(view)[0]
+
+    def floor(self, budget: int) -> int:
+        """Newest slots that spans of later steps cannot take."""
+        return min(self.min_recent, max(1, budget // 4))
 
     def rank(self, view: View) -> Tensor:
         """See the class."""
@@ -78,25 +99,45 @@ class Foresight(H2O):
 
     def whole(self, view: View) -> Tensor:
         """Slots of the planned spans that stay, ``[groups, rows]`` bool; a span stays in all layers or in none."""
-        planned = (view.readers >= 0) & ~protected(view)
+        planned = view.readers >= 0
         if not bool(planned.any()):
-            return (view.readers >= 0) & protected(view)
-        spans, place = torch.unique(view.span[planned], return_inverse=True)
-        # The whole span counts: what is left of one that was spilled must not creep back in.
-        size = view.sizes[spans].tolist()
-        delta = torch.zeros_like(spans).index_copy_(0, place, view.readers[planned]).tolist()
-        room = view.budget - int(protected(view).sum(1).max()) - self._floor(view)
-        stays = torch.zeros(len(spans), dtype=torch.bool, device=place.device)
-        for number in sorted(range(len(size)), key=lambda span: (delta[span], size[span])):
-            if size[number] <= room:
-                room -= size[number]
-                stays[number] = True
-        whole = torch.zeros_like(planned)
-        whole[planned] = stays[place]
-        return whole | ((view.readers >= 0) & protected(view))
+            return planned
+        first, taken = self._first(view)
+        safe = protected(view) & ~first
+        room = view.budget - int(safe.sum(1).max()) - taken - self.floor(view.budget)
+        return first | whole_spans(view, planned & ~first & ~safe, room)[0] | (planned & safe)
 
-    def _floor(self, view: View) -> int:
-        return min(self.min_recent, max(1, view.budget // 4))
+    def _first(self, view: View) -> tuple[Tensor, int]:
+        room = self.room(view.budget, int(view.hard.sum(1).max()))
+        return whole_spans(view, view.current & ~view.hard, room)
+
+
+def whole_spans(view: View, slots: Tensor, room: int) -> tuple[Tensor, int]:
+    """The whole spans that fit, nearest reader first, of one step the smaller first.
+
+    Args:
+        view: of the session.
+        slots: of the spans in question, ``[groups, rows]`` bool.
+        room: slots for them.
+
+    Returns:
+        Those of ``slots`` that fit, and the slots that their spans take. A whole span counts, not only what is left of
+        it: the rest of one that was spilled must not creep back in.
+    """
+    found = torch.zeros_like(slots)
+    if room < 1 or not bool(slots.any()):
+        return found, 0
+    spans, place = torch.unique(view.span[slots], return_inverse=True)
+    size = view.sizes[spans].tolist()
+    delta = torch.zeros_like(spans).index_copy_(0, place, view.readers[slots]).tolist()
+    stays = torch.zeros(len(spans), dtype=torch.bool, device=place.device)
+    taken = 0
+    for number in sorted(range(len(size)), key=lambda span: (delta[span], size[span])):
+        if taken + size[number] <= room:
+            taken += size[number]
+            stays[number] = True
+    found[slots] = stays[place]
+    return found, taken
 
 
 def protected(view: View) -> Tensor:

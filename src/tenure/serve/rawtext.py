@@ -77,9 +77,7 @@ def raw_fields(
     values["max_tokens"] = min(values["max_tokens"], config.max_tokens)
     digest = hashlib.blake2b(array("I", ids).tobytes(), digest_size=16).digest()
     return {
-        "conversation": Conversation(
-            [], [Piece(ids, "preamble", Region.OTHER, "user")], ids, transcript, True
-        ),
+        "conversation": Conversation([Piece(ids, "preamble", Region.OTHER, "user")], ids, transcript, True),
         "chain": [digest],
         "options": SamplingOptions(**values),
         "session": read.session,

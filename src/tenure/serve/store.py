@@ -22,6 +22,7 @@ from tenure.serve.events import Bus, SessionChanged, Traffic
 from tenure.serve.held import Held
 
 if TYPE_CHECKING:
+    from tenure.conversation import Conversation
     from tenure.engine import Engine
     from tenure.serve.config import ServeConfig
     from tenure.serve.jobs import Job
@@ -294,25 +295,35 @@ def intact(session: Session) -> int:
 def adopt(held: Held, job: Job, keep: int) -> int:
     """Bring a session to a request's conversation, using ``keep`` of its tokens at most.
 
-    Marks that the session cannot take (a span's id that it has already, pins on top of its own) are given up: they are
-    hints.
+    Marks that the session cannot take (a step's reads that do not fit, a span's id that it has already, pins on top of
+    its own) are given up: they are hints.
     """
     session, whole = held.session, job.conversation
     if session is None:
         raise TenureError("the session is parked", option="session")
     if keep < len(session):
         session.keep_first(keep)
-    try:
-        return session.adopt(whole)
-    except (BudgetError, MessageError) as error:
+    for _ in range(2):  # a refusal for each of the two kinds of marks
+        try:
+            return session.adopt(whole)
+        except (BudgetError, MessageError) as error:
+            whole = _give_up(whole, job.hints, error)
+    return session.adopt(whole)
+
+
+def _give_up(whole: Conversation, hints: list[dict[str, Any]], error: TenureError) -> Conversation:
+    """The conversation without the marks that were refused; the report of the hints says so."""
+    if error.option == "reads":
+        refused = ("step", "reads")
+        pieces = [replace(piece, step=None, reads=()) for piece in whole.pieces]
+    else:
+        refused = ("span", "pin")
         pieces = [
             replace(piece, span=None, pin="soft" if piece.pin == "hard" else piece.pin)
             for piece in whole.pieces
         ]
-        for entry in job.hints:
-            if entry["hint"] in ("span", "pin") and entry["outcome"] != "rejected":
-                entry |= {
-                    "outcome": "rejected" if entry["hint"] == "span" else "clipped",
-                    "reason": error.cause,
-                }
-        return session.adopt(replace(whole, pieces=pieces))
+    for entry in hints:
+        if entry["hint"] in refused and entry["outcome"] != "rejected":
+            outcome = "clipped" if entry["hint"] == "pin" else "rejected"
+            entry |= {"outcome": outcome, "reason": error.cause}
+    return replace(whole, pieces=pieces)

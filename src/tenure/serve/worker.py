@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tenure import timing
 from tenure.serve.answers import Answers, brought_back, fail, session_of
 from tenure.serve.errors import ApiError, api_error
 from tenure.serve.events import Bus, Queued, Stepped, TurnStarted
@@ -306,15 +307,16 @@ class Worker(threading.Thread):
             [run.turn.session.memory.waiting for run in prompts], streams=len(streams)
         )
         limits = {run.turn.session: share for run, share in zip(prompts, shares, strict=True) if share}
-        begun = time.perf_counter()
+        device = self.engine.layout.device
         try:
+            begun = timing.now(device)
             self.engine.step([*(run.turn.session for run in streams), *limits], limits=limits)
+            seconds = timing.now(device) - begun  # here a device tells of what failed in it
         except Exception as error:
             _log.exception("a forward failed; %d answers end with it", len(self._runs))
             for run in list(self._runs):
                 self._answers.close(run, error)
             return
-        seconds = time.perf_counter() - begun
         prefill = sum(limits.values())
         self._pacer.observe(seconds, prefill=prefill, streams=len(streams))
         self.bus.report(

@@ -30,6 +30,11 @@ class SpanArchive:
         self._keys: dict[str, str] = {}
         weakref.finalize(self, _release, stack, self._keys)
 
+    @property
+    def keys(self) -> Mapping[str, str]:
+        """Under which key each span was put, wherever that is now."""
+        return self._keys
+
     def put(self, record: SpanRecord) -> None:
         """Take a complete span; on a GPU its tensors are copied to host memory."""
         self.forget([record.span])
@@ -75,18 +80,19 @@ class SpanArchive:
         return copy
 
     def adopt(self, keys: Mapping[str, str]) -> None:
-        """Know spans that are in the tiers already."""
+        """Know spans that are in the tiers already; they stay for the saved session, which still names them."""
         self._keys.update(keys)
+        self.stack.keep(keys.values())
         self.stack.expect(keys.values())
         self.stack.hold(keys.values())
 
     def describe(self) -> tuple[dict[str, str], list[SpanRecord]]:
-        """What a saved session needs: keys of the spans in stores, which are kept for it, and all other records."""
+        """What a saved session needs: keys of what outlives this process, which is kept for it, and other records."""
         keys, records = {}, []
         for span, key in self._keys.items():
-            if self.stack.stored(key):
+            if self.stack.durable(key):
                 keys[span] = key
-            elif (record := self.stack.get(key)) is not None:
+            elif (record := self.stack.get(key, stay=True)) is not None:
                 records.append(record)
         self.stack.keep(keys.values())
         return keys, records

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 from urllib.parse import parse_qsl, urlencode
@@ -69,16 +70,23 @@ def parse_tier(text: str) -> TierSpec:
     """One tier.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: it cannot be read, or its codec needs a package that is not installed.
     """
     if not isinstance(text, str):
         raise ConfigError(f"{text!r} is no text", option="tiers", way_out=_WAY_OUT)
     place, _, query = text.partition("?")
     options = dict(parse_qsl(query))
-    ttl, timeout, codec = options.pop("ttl", None), options.pop("timeout", None), options.pop("codec", "raw")
+    ttl, timeout = options.pop("ttl", None), options.pop("timeout", None)
+    codec = options.pop("codec", "raw").replace(" ", "+")  # what a plus sign means in the query of a URL
     if codec not in CODECS:
         raise ConfigError(
             f"{text!r}: codec {codec!r} is not known", option="tiers", way_out=f"Known: {', '.join(CODECS)}"
+        )
+    if codec.endswith("zstd") and find_spec("zstandard") is None:
+        raise ConfigError(
+            f"{text!r}: the codec {codec} needs the package zstandard",
+            option="tiers",
+            way_out="pip install 'tenure[tiers]', or give codec=raw",
         )
     spec = _place(text, place, options)
     if spec.kind != "valkey" and options:

@@ -7,6 +7,7 @@ below is kept in host memory; its copy below stays, so that it can leave host me
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter
@@ -27,6 +28,8 @@ from tenure.tiers.record import SpanRecord
 from tenure.tiers.spec import TierSpec, parse_tiers
 from tenure.tiers.store import Store
 from tenure.tiers.valkey import ValkeyTier
+
+_LOG = logging.getLogger("tenure.tiers")
 
 _ON_THE_WAY = 256 << 20
 """Bytes that may wait to be written; a store that is slower than the session loses what is over it."""
@@ -83,13 +86,18 @@ class TierStack:
         self.counters.add("put")
         self._admit(key, record)
 
-    def get(self, key: str) -> SpanRecord | None:
-        """A record, after a wait for a store's time-out at most; None if it is lost or late."""
+    def get(self, key: str, *, stay: bool = False) -> SpanRecord | None:
+        """A record, after a wait for a store's time-out at most; None if it is lost or late.
+
+        Args:
+            key: of the record.
+            stay: leave it where it is, so that nothing has to make room for it in host memory.
+        """
         record = self._here(key)
         if record is not None:
             self.counters.add("hits")
             return record
-        coming = self._fetch(key)
+        coming = self._fetch(key, stay=stay)
         if coming is not None:
             record = self._wait(coming)
         self.counters.add("misses" if record is None else "hits")
@@ -127,9 +135,8 @@ class TierStack:
                     del self._holders[key]
                     self._leaving.pop(key, None)
                     gone.append(key)
-                    if key in self._moving:
-                        self._moving[key] = True
             stale = [key for key in gone if key not in self._kept]
+            self._moving.update((key, True) for key in stale if key in self._moving)
         for key in gone:
             self.host.pop(key)
         for store in self.stores:
@@ -140,8 +147,12 @@ class TierStack:
                 store.delete(here)
 
     def stored(self, key: str) -> bool:
-        """Whether a store has the record that outlives this process."""
+        """Whether a store has the record."""
         return any(store.tier.has(key) for store in self.stores)
+
+    def durable(self, key: str) -> bool:
+        """Whether a store that outlives this process has the record."""
+        return any(store.tier.has(key) for store in self.stores if not store.tier.temporary)
 
     def place(self, key: str) -> str | None:
         """Kind of the tier that a record is in, as far as this process knows; None if it is lost."""
@@ -155,8 +166,8 @@ class TierStack:
 
     @property
     def last(self) -> Store | None:
-        """The tier that is shared most widely: where named sessions are saved."""
-        return self.stores[-1] if self.stores else None
+        """The tier that is shared most widely, of those that outlive this process: where named sessions are saved."""
+        return next((store for store in reversed(self.stores) if not store.tier.temporary), None)
 
     # -- all of it -------------------------------------------------------------------------------
 
@@ -227,16 +238,25 @@ class TierStack:
             record = self._leaving.get(key)
         if record is None:
             return  # nobody knows it any more
-        with self._move(key):
-            done = any(
-                store.write(key, encode(key, record, self.fingerprint, store.tier.spec.codec))
-                for store in self.stores
-            )
-        with self._lock:
-            self._leaving.pop(key, None)
-        if not done:
-            self.counters.add("lost")
+        done = False
+        try:
+            with self._move(key):
+                done = any(self._written(store, key, record) for store in self.stores)
+        finally:
+            with self._lock:
+                self._leaving.pop(key, None)
+            if not done:
+                self.counters.add("lost")
         self._make_room()
+
+    def _written(self, store: Store, key: str, record: SpanRecord) -> bool:
+        """Whether a store has taken a record. Never raises: nobody looks at what becomes of a write."""
+        try:
+            return store.write(key, encode(key, record, self.fingerprint, store.tier.spec.codec))
+        except Exception as error:
+            store.tier.counters.add("write errors")
+            _LOG.warning("%s: a span was not written (%s: %s)", store.tier.name, type(error).__name__, error)
+            return False
 
     def make_room(self) -> None:
         """Move on, in the background, what has become too much for a store."""
@@ -282,7 +302,7 @@ class TierStack:
         finally:
             self.counters.add("waited ms", round(1e3 * (time.monotonic() - start)))
 
-    def _fetch(self, key: str) -> _Coming | None:
+    def _fetch(self, key: str, *, stay: bool = False) -> _Coming | None:
         """The read of a record, under way or new; None where no store can have it."""
         with self._lock:
             coming = self._coming.get(key)
@@ -291,7 +311,7 @@ class TierStack:
         first = next((store for store in self.stores if store.tier.has(key)), None)
         if first is None or first.breaker.resting:
             return None
-        future = first.reading(partial(self._read, key))
+        future = first.reading(partial(self._read, key, stay))
         if future is None:
             return None
         new = _Coming(future, first, time.monotonic())
@@ -304,7 +324,7 @@ class TierStack:
         with self._lock:
             self._coming.pop(key, None)
 
-    def _read(self, key: str) -> SpanRecord | None:
+    def _read(self, key: str, stay: bool) -> SpanRecord | None:
         for store in self.stores:
             if not store.tier.has(key):
                 continue
@@ -312,7 +332,7 @@ class TierStack:
             record = None if blob is None else self._decode(store, key, blob)
             store.tier.counters.add("misses" if record is None else "hits")
             if record is not None:
-                if store.tier.has(key):  # else it was forgotten while it was read
+                if store.tier.has(key) and not stay:  # what was forgotten while it was read is not taken up
                     self._admit(key, record)
                 return record
         return None

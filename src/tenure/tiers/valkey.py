@@ -30,6 +30,13 @@ _FRESH = 60.0
 """Seconds that a part may wait for its manifest."""
 _CONNECTIONS = 32
 """More than there are threads that ask."""
+_DROP = """
+if redis.call('get', KEYS[1]) == ARGV[1] then
+    return redis.call('unlink', unpack(KEYS))
+end
+return 0
+"""
+"""Removes a manifest and its parts, unless the manifest is another one by now."""
 
 
 class ValkeyTier(Tier):
@@ -68,7 +75,7 @@ class ValkeyTier(Tier):
     @property
     def temporary(self) -> bool:
         """See :class:`Tier`."""
-        return self._server is not None
+        return not self.spec.where
 
     def write(self, key: str, blob: Blob) -> None:
         """See :class:`Tier`. An entry lives as long as the option ``ttl`` says, one day by default."""
@@ -96,32 +103,32 @@ class ValkeyTier(Tier):
             self._known.add(key)
 
     def read(self, key: str) -> Blob | None:
-        """See :class:`Tier`."""
-        with self._talk() as client:
-            manifest = client.get(_PREFIX + key)
+        """See :class:`Tier`. An entry that is replaced while it is read is read once more."""
+        for _ in range(2):
+            with self._talk() as client:
+                manifest = client.get(_PREFIX + key)
             if manifest is None:
                 self._lose(key)
                 return None
             try:
                 header = read_header(manifest)
             except BrokenError:
-                client.unlink(_PREFIX + key)
-                raise
+                if self._drop(key, manifest, []):
+                    raise
+                continue
             names = list(map(str, header["names"]))
-            pipe = client.pipeline(transaction=False)
-            for name in names:
-                pipe.get(name)
-            parts = pipe.execute()
-        blob = Blob(header, np.empty(body_length(header), np.uint8))
-        for number, ((start, stop), part) in enumerate(zip(blob.ranges, parts, strict=True)):
-            if part is None:  # the server has evicted it
+            parts = [np.frombuffer(part, np.uint8) for part in self._parts(names) if part is not None]
+            if len(parts) == len(names):
+                blob = Blob(header, np.empty(body_length(header), np.uint8))
+                for number, ((start, stop), part) in enumerate(zip(blob.ranges, parts, strict=True)):
+                    check_part(header, number, part)
+                    blob.body[start:stop] = part
+                return blob
+            if self._drop(key, manifest, names):  # the server has evicted a part
                 self.counters.add("partial")
-                self._unlink([_PREFIX + key, *names])
                 self._lose(key)
                 return None
-            check_part(header, number, np.frombuffer(part, np.uint8))
-            blob.body[start:stop] = np.frombuffer(part, np.uint8)
-        return blob
+        raise TierError("it was replaced each time that it was read", option=self.name)
 
     def delete(self, keys: Iterable[str]) -> None:
         """See :class:`Tier`."""
@@ -189,6 +196,25 @@ class ValkeyTier(Tier):
             # The client closes a connection that an error broke off; the others may have been lost with the server.
             self._pool.disconnect(inuse_connections=False)
             raise TierError(f"{type(error).__name__}: {error}", option=self.name) from error
+
+    def _parts(self, names: list[str]) -> list[bytes | None]:
+        """Values under these names, None for those that are gone."""
+        with self._talk() as client:
+            pipe = client.pipeline(transaction=False)
+            for name in names:
+                pipe.get(name)
+            parts: list[bytes | None] = pipe.execute()
+        return parts
+
+    def _drop(self, key: str, manifest: bytes, names: list[str]) -> bool:
+        """Remove an entry that is not whole; where that fails it expires. False if another is in its place by now."""
+        place = _PREFIX + key
+        try:
+            with self._talk() as client:
+                return bool(client.eval(_DROP, 1 + len(names), place, *names, manifest))
+        except TierError:
+            self.counters.add("left to expire", 1 + len(names))
+            return True
 
     def _unlink(self, names: list[str]) -> None:
         """Remove keys that nobody will ask for; where it fails they expire."""

@@ -11,10 +11,29 @@ MACHINE = {"cpu": "c", "cores": 2, "bf16": "none", "gpu": None, "torch": "2"}
 
 
 def stored(
-    seed: int, right: dict[str, int], gap: float = 100.0, shared: int = 1, turns: int = 3, **options: Any
+    seed: int,
+    right: dict[str, int],
+    gap: float = 100.0,
+    shared: int = 1,
+    turns: int = 3,
+    spoilt: int | None = None,
+    archive: int | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
-    """A stored session: ``right`` tests of five passed by each arm, in one probe."""
+    """A stored session: ``right`` tests of five passed by each arm, in one probe.
+
+    With noise, ``spoilt`` of three definitions have lost their readers; None is noise of single edges. ``archive`` bytes
+    are held by every arm; None is a session that was stored before they were measured.
+    """
     settings = Settings(**{"model": "fake", "tokens": 1000, **options})
+    config = settings.config
+    more: dict[str, Any] = {}
+    if spoilt is None:
+        config.pop("noise_version", None)
+    else:
+        more["noise"] = {"spans": ["a", "b", "c"], "spoilt": ["a", "b"][:spoilt], "lost": ["a"][:spoilt]}
+    if archive is not None:
+        more |= {"archive_bytes": archive, "archive_lost": 2}
     arms = {
         name: {
             "tokens": settings.tokens,
@@ -23,6 +42,7 @@ def stored(
             "answer_s": 1.0,
             "turn_s": [float(turn + 1) for turn in range(turns)],
             "time_shared_by": shared,
+            **(more if name != "h2o" else {}),
             "answers": [
                 {
                     "probe": "module",
@@ -41,7 +61,7 @@ def stored(
         "date": "2026-01-02T00:00:00+00:00",
         "commit": "abc",
         "machine": MACHINE,
-        "config": settings.config,
+        "config": config,
         "seed": seed,
         "separate": shared == 1,
         "arms": arms,

@@ -7,42 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from tenure.bench.longsession.arms import ARMS, chosen
+from tenure.bench.longsession.arms import ARMS, HOST, chosen
 from tenure.bench.longsession.checkpoint import Checkpoint
-from tenure.bench.longsession.play import Player, play
-from tenure.bench.longsession.run import CONTROL, Settings, check_noise, run, told_plan
+from tenure.bench.longsession.play import play
+from tenure.bench.longsession.run import CONTROL, run
 from tenure.bench.longsession.store import Store
-from tenure.bench.longsession.task import build
 from tenure.errors import ConfigError
-from tests.templates import tokenizer
-
-SETTINGS = Settings(model="tiny", tokens=3600, budget=1100, limit=4096, chunk=1024, dtype="fp32")
-
-
-@pytest.fixture(scope="module")
-def engine(engines):
-    fast = tokenizer("chatml")
-    return engines("llama", vocab_size=len(fast), tokenizer=fast)
-
-
-@pytest.fixture(scope="module")
-def task(engine):
-    made = build(engine.tokenizer, tokens=SETTINGS.tokens, seed=0)
-    return replace(made, probes=tuple(replace(probe, max_tokens=8) for probe in made.probes))
-
-
-def players(engine, task, names: str, budget: int = SETTINGS.budget) -> list[Player]:
-    return [
-        Player(
-            engine,
-            arm,
-            task,
-            arm.config(budget=budget, chunk=SETTINGS.chunk, limit=SETTINGS.limit, seed=0),
-            told_plan(task, SETTINGS),
-            budget,
-        )
-        for arm in chosen(names)
-    ]
+from tenure.planners import PLANNERS
+from tenure.planners.llm import LLM
+from tests.bench.longsession.tiny import SETTINGS, players, quick
 
 
 def test_arms_do_not_touch_each_other(engine, task):
@@ -91,49 +64,6 @@ def test_only_planned_arms_see_the_plan(engine, task):
     for player in players(engine, task, "h2o,pace"):
         player.read(0)
         assert len(player.session.plan) == (len(task.plan()) if player.arm.told == "plan" else 0)
-
-
-@pytest.mark.parametrize("rate", [0.1, 0.3, 0.5])
-def test_noise_hits_its_share_of_edges(task, rate):
-    """Over ten sessions, although one has only five edges."""
-    right = {(step.id, span) for step in task.plan().steps for span in step.reads}
-    lost = 0
-    for seed in range(10):
-        plan = told_plan(replace(task, seed=seed), replace(SETTINGS, noise="dropped", noise_rate=rate))
-        edges = {(step.id, span) for step in plan.steps for span in step.reads}
-        assert edges <= right
-        lost += len(right - edges)
-    assert abs(lost / (10 * len(right)) - rate) < 0.03
-
-
-def test_wrong_edges_name_filler(task):
-    right = {span for step in task.plan().steps for span in step.reads}
-    plan = told_plan(task, replace(SETTINGS, noise="wrong", noise_rate=1.0))
-    named = {span for step in plan.steps for span in step.reads}
-    assert named
-    assert not named & right
-    assert named <= set(task.fillers)
-
-
-def test_no_noise(task):
-    assert told_plan(task, SETTINGS) == task.plan()
-
-
-@pytest.mark.parametrize(("noise", "rate", "named"), [("loud", 0.1, "noise"), ("none", 0.1, "noise-rate")])
-def test_refused_noise(noise, rate, named):
-    with pytest.raises(ConfigError, match=named):
-        check_noise(replace(SETTINGS, noise=noise, noise_rate=rate))
-
-
-def quick(monkeypatch):
-    """Answers of 4 tokens."""
-    monkeypatch.setattr("tenure.bench.longsession.play.SamplingOptions", lambda max_tokens: _options(4))
-
-
-def _options(most):
-    from tenure.sampling import SamplingOptions
-
-    return SamplingOptions(max_tokens=most)
 
 
 def test_resume(engine, tmp_path, monkeypatch):
@@ -260,6 +190,70 @@ def test_every_arm_has_a_session(engine, task, name):
     (player,) = players(engine, task, name)
     assert player.session.config == player.config
     assert player.config.budget in (None, SETTINGS.budget)
+    needed = player.config.planner is not None and PLANNERS[player.config.planner].needs_archive
+    assert player.arm.host == (HOST if needed else 0)
+    assert (player.session.memory.archive is not None) == needed
+    assert player.tiers is None or player.tiers.host.spec.capacity == HOST
+
+
+def test_archives_are_weighed(engine, task):
+    """Whatever an arm keeps in host memory beside its slab: spans, and the keys that one planner holds at hand."""
+    played = {p.arm.name: p for p in players(engine, task, "pace,pace-explicit,pace-retrieval,pace-keys")}
+    play(list(played.values()), lambda text: None, separate=False)
+    assert played["pace"].archive_bytes == played["pace-explicit"].archive_bytes == 0
+    memory = played["pace-retrieval"].session.memory
+    spans = sum(len(memory.ledger.spans.get(span)) for span in memory.archive.places())
+    assert spans > SETTINGS.budget
+    assert played["pace-retrieval"].archive_bytes == spans * engine.layout.token_bytes
+    assert played["pace-keys"].archive_bytes > played["pace-retrieval"].archive_bytes
+    assert {player.archive_lost for player in played.values()} == {0}
+
+
+def test_what_an_archive_loses_is_told(engine, task, monkeypatch):
+    small = 1000 * engine.layout.token_bytes
+    monkeypatch.setitem(ARMS, "pace-retrieval", replace(ARMS["pace-retrieval"], host=small))
+    (player,) = players(engine, task, "pace-retrieval")
+    for number in range(len(task.turns)):
+        player.read(number)
+        engine.drain([player.session])
+    player.weigh()
+    assert 0 < player.archive_bytes <= small
+    assert player.archive_lost > 0
+
+
+def test_a_model_is_shown_ids_that_tell_nothing(engine, task, monkeypatch):
+    """What it names is still measured and reported by the task's names."""
+    asked: list[str] = []
+
+    def answer(self, context, question, schema):
+        asked.append(question)
+        spans = [line.split()[1] for line in question.splitlines() if "user): Definition" in line]
+        return json.dumps({"edges": [{"span": span, "step": "module"} for span in spans]})
+
+    monkeypatch.setattr(LLM, "_local", answer)
+    # Half of the budget holds all definitions.
+    other, player = players(engine, task, "pace-online,pace-llm", budget=2100)
+    play([player], lambda text: None, separate=False)
+    assert any("Definition 3 of 3" in question for question in asked)
+    named = set(task.sizes)
+    assert {span for question in asked for span in named if span in question} == set()
+    assert player.answers[2].residency == 1.0
+    assert set(player.answers[2].proposed) == set(task.probes[2].reads)
+    other.read(0)
+    engine.drain([other.session])
+    assert task.turns[0][1].span in other.session.memory.ledger.spans
+
+
+def test_results_of_an_older_version_of_an_arm_are_missing(tmp_path):
+    store = Store(tmp_path / "run", SETTINGS.config)
+    path = store.write(0, {"pace": {}, "pace-llm": {}}, separate=False)
+    assert store.done(0) == {"pace"}
+    assert [set(found["arms"]) for found in store.load()] == [{"pace"}]
+    store.write(1, {"pace-llm": {}}, separate=False)
+    assert [found["seed"] for found in store.load()] == [0]
+    store.write(0, {"pace-llm": {"version": ARMS["pace-llm"].version}}, separate=False)
+    assert store.done(0) == {"pace", "pace-llm"}
+    assert "pace-llm" in json.loads(path.read_text())["arms"]  # nothing is removed
 
 
 def test_unknown_arms():
@@ -284,6 +278,7 @@ def test_the_command(tiny_folder, tenure, tmp_path, monkeypatch):
             "residency",
             "rotary_gap",
             "kv_bytes",
+            "archive_bytes",
             "wall_s",
             "turn_s",
         ),

@@ -43,6 +43,11 @@ def test_by_gap_takes_only_answers_that_had_everything():
         stored(2, {"foresight": 1}, gap=40_000.0),
     ]
     (points,) = series.by_gap(sessions).values()
+    others = [
+        stored(3, {"none": 5, "pace-retrieval": 5, "auto": 5}, gap=3000.0),
+        stored(4, {"pace": 0}, gap=3000.0, noise="wrong", noise_rate=0.5, spoilt=0),
+    ]
+    assert list(series.by_gap([*sessions, *others]).values()) == [points]  # they differ in more than the gap
     assert [(p.x, p.y) for p in points] == [(3250.0, 0.8), (40_000.0, 0.2)]
     assert points[0].low < 0.8 < points[0].high
     assert series.by_gap([stored(0, {"h2o": 1})]) == {}
@@ -62,13 +67,19 @@ def test_times_are_taken_only_from_arms_that_ran_alone():
 
 
 def test_noise_starts_at_the_right_plan():
+    """At each share that was really spoilt; what spoilt single edges is left out."""
+    dropped = {"noise": "dropped", "noise_rate": 0.5}
     runs = [
         run(stored(0, {"pace": 5, "none": 5, "h2o": 1})),
         run(stored(0, {"pace": 5}, tokens=9000)),
-        run(stored(0, {"pace": 3}, noise="dropped", noise_rate=0.5)),
-        run(stored(0, {"pace": 1}, noise="wrong", noise_rate=0.5)),
+        run(
+            stored(0, {"pace": 3, "h2o": 1}, spoilt=2, **dropped), stored(1, {"pace": 3}, spoilt=1, **dropped)
+        ),
+        run(stored(0, {"pace": 2}, **dropped)),
+        run(stored(0, {"pace": 1}, spoilt=1, noise="wrong", noise_rate=0.5)),
     ]
     lines = series.by_noise(runs, "dropped")
     assert {name: [(p.x, p.y) for p in points] for name, points in lines.items()} == {
         "pace": [(0.0, 0.8), (0.5, 0.6)]
     }
+    assert [series.of_edges(one) for one in runs] == [False, False, False, True, False]

@@ -96,6 +96,20 @@ def test_what_planners_found():
     assert found["h2o"]["proposed"] is None
 
 
+def test_noise_and_archives_are_summed():
+    noise = {"spans": ["a", "b", "c"], "spoilt": ["a", "b"], "lost": ["b"]}
+    one = arm(answer("x", 5)) | {"noise": noise, "archive_bytes": 100, "archive_lost": 2}
+    two = arm(answer("x", 5)) | {
+        "noise": noise | {"spoilt": [], "lost": []},
+        "archive_bytes": 70,
+        "archive_lost": 1,
+    }
+    found = summarise([stored(0, pace=one, h2o=arm(answer("x", 0))), stored(1, pace=two)])["arms"]
+    assert found["pace"]["noise"] == {"spans": 6, "spoilt": 2, "lost": 1}
+    assert (found["pace"]["archive_bytes"], found["pace"]["archive_lost"]) == (100, 3)
+    assert (found["h2o"]["noise"], found["h2o"]["archive_bytes"], found["h2o"]["archive_lost"]) == (None,) * 3
+
+
 def test_only_common_seeds_are_paired():
     sessions = {
         0: {"pace": arm(answer("a", 1)), "h2o": arm(answer("a", 0))},

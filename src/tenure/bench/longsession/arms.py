@@ -12,6 +12,9 @@ from tenure.errors import ConfigError
 Kind = Literal["session", "control", "text"]
 Told = Literal["nothing", "steps", "plan", "text"]
 
+HOST = 4 << 30
+"""Bytes of host memory for the evicted spans of arms that can fetch them again; used only as spans come."""
+
 
 @dataclass(frozen=True)
 class Arm:
@@ -25,6 +28,10 @@ class Arm:
             without what they read; or ``nothing``, no steps at all.
         kind: ``session`` reads everything; ``control`` keeps everything of a session that is cut to the control's
             length; ``text`` reads only the newest text that fits the budget, when it is asked.
+        host: bytes of host memory for evicted spans; 0 loses them.
+        named: whether spans have the task's names. False numbers them, where a model reads their ids, since
+            ``def-fees`` beside ``survey-12-1`` would tell what to keep.
+        version: of the setting; results of an older one count as missing.
     """
 
     name: str
@@ -32,6 +39,9 @@ class Arm:
     options: Mapping[str, Any] = field(default_factory=dict)
     told: Told = "nothing"
     kind: Kind = "session"
+    host: int = 0
+    named: bool = True
+    version: int = 1
 
     def config(self, *, budget: int, chunk: int, limit: int | None, seed: int) -> SessionConfig:
         """The checked config of its sessions."""
@@ -57,9 +67,20 @@ def _session(
     return Arm(name, about, options if planner is None else options | {"planner": planner}, told)
 
 
-def _pace(name: str, about: str, planner: str, told: Told, **options: Any) -> Arm:
+def _pace(
+    name: str,
+    about: str,
+    planner: str,
+    told: Told,
+    *,
+    host: int = HOST,
+    named: bool = True,
+    version: int = 1,
+    **options: Any,
+) -> Arm:
     arm = _session(name, about, "foresight", "bounded", told=told, planner=planner)
-    return replace(arm, options={**arm.options, "planner_options": options})
+    options = {**arm.options, "planner_options": options}
+    return replace(arm, options=options, host=host, named=named, version=version)
 
 
 _ALL = (
@@ -75,12 +96,21 @@ _ALL = (
     _session("bounded", "attention scores decide, positions stay bounded", "h2o", "bounded"),
     _session("pace", "the plan decides, positions stay bounded", "foresight", "bounded", told="plan"),
     _session("auto", "pins, then the plan, then regions and attention", "auto", "bounded", told="plan"),
-    _pace("pace-explicit", "the agent writes its plan into a message", "explicit", "text"),
+    # Reads plans and fetches nothing, so it has no archive.
+    _pace("pace-explicit", "the agent writes its plan into a message", "explicit", "text", host=0),
     _pace("pace-online", "no plan: names that came before say what a turn reads", "online", "nothing"),
     _pace("pace-retrieval", "no plan: retrieval finds what a turn reads", "retrieval", "nothing"),
     _pace("pace-keys", "the same by the products of keys and queries", "retrieval", "nothing", scorer="keys"),
     # Asked with every message, since by the time of the probes the definitions are not among the latest spans.
-    _pace("pace-llm", "the model itself says what coming steps read", "llm", "steps", on="message"),
+    _pace(
+        "pace-llm",
+        "the model itself says what coming steps read",
+        "llm",
+        "steps",
+        named=False,
+        version=2,
+        on="message",
+    ),
     _pace("pace-backed", "the plan, and retrieval for what it lacks", "retrieval", "plan"),
 )
 ARMS: dict[str, Arm] = {arm.name: arm for arm in _ALL}

@@ -41,7 +41,9 @@ def longsession(
         str,
         typer.Option(help="What is wrong with the plan: none, dropped, stale, contradictory, wrong or all."),
     ] = "none",
-    noise_rate: Annotated[float, typer.Option(help="Share of the plan's edges that it hits.")] = 0.0,
+    noise_rate: Annotated[
+        float, typer.Option(help="Share of the plan's definitions that it hits, over the seeds.")
+    ] = 0.0,
     separate: Annotated[
         bool, typer.Option("--separate", help="Run each arm by itself, so that times can be told apart.")
     ] = False,
@@ -136,14 +138,17 @@ class Notes:
 
 
 def _table(result: dict[str, Any]) -> Table:
+    from tenure.bench.longsession.page import noise_words
+
     sessions = len(result["seeds"])
     title = f"{result['model']}, {result['config']['tokens']:,} tokens, {sessions} sessions"
     table = Table(title=title)
     table.add_column("arm", no_wrap=True)
-    for heading in ("checks", "of control", "recall", "resident", "rotary gap", "K/V", "wall"):
+    for heading in ("checks", "of control", "recall", "resident", "rotary gap", "K/V", "archive", "wall"):
         table.add_column(heading, justify="right")
-    for name, arm in result["arms"].items():
-        gap, control = arm["rotary_gap"], arm["of_control"]
+    arms = result["arms"]
+    for name, arm in arms.items():
+        gap, control, archive = arm["rotary_gap"], arm["of_control"], arm["archive_bytes"]
         table.add_row(
             name,
             f"{arm['checks_passed']}/{arm['checks_total']}",
@@ -152,8 +157,11 @@ def _table(result: dict[str, Any]) -> Table:
             f"{arm['residency']:.0%}",
             "-" if gap is None else f"{gap:,.0f}",
             f"{arm['kv_bytes'] / 1e6:,.0f} MB",
+            f"{archive / 1e6:,.0f} MB" if archive else "-",
             f"{arm['wall_s']:,.0f} s" + ("*" if arm["time_shared_by"] > 1 else ""),
         )
-    if any(arm["time_shared_by"] > 1 for arm in result["arms"].values()):
-        table.caption = "* one batch: all its arms share the time"
+    notes = [f"{name}: {words}" for name, arm in arms.items() if (words := noise_words(arm))]
+    if any(arm["time_shared_by"] > 1 for arm in arms.values()):
+        notes.append("* one batch: all its arms share the time")
+    table.caption = "\n".join(notes) or None
     return table

@@ -6,10 +6,17 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tenure.bench.longsession.series import Result, plain
+from tenure.bench.longsession.arms import ARMS
+from tenure.bench.longsession.series import Result, of_edges, plain
 
 _TOLD = ("pace", "bounded", "foresight", "h2o", "none")
 """Paired tests are told between PACE and these, and between planners and PACE."""
+
+_EDGES = (
+    "spoilt single edges of the plan, most of which another reader of the same definition made up for: its rate says "
+    "little of what was taken away"
+)
+"""Of runs that :func:`~tenure.bench.longsession.series.of_edges` finds."""
 
 EARLY = 100_000
 """Tokens up to which turns count as early, from half of it on."""
@@ -28,8 +35,8 @@ def run_section(run: Result, origin: str, config: str) -> str:
         f"### {run['model']}, {run['config']['tokens']:,} tokens: `{run['name']}`\n",
         f"{len(seeds)} sessions, seeds {ranges(seeds)}; {config}. {origin}\n",
         "| arm | checks passed | 95 % | of the control | recall | needed tokens resident | rotary gap | K/V "
-        "| s a session |",
-        "|---" * 9 + "|",
+        "| archive | s a session |",
+        "|---" * 10 + "|",
     ]
     for name, arm in run["arms"].items():
         low, high = arm["checks_bootstrap95"] or arm["checks_wilson95"]
@@ -38,9 +45,13 @@ def run_section(run: Result, origin: str, config: str) -> str:
         lines.append(
             f"| {name} | {arm['checks_passed']} of {arm['checks_total']} | {low:.0%} to {high:.0%} "
             f"| {'' if control is None else f'{control:.0%}'} | {arm['recall']:.1%} | {arm['residency']:.0%} "
-            f"| {'' if gap is None else f'{gap:,.0f}'} | {arm['kv_bytes'] / 1e6:,.1f} MB "
+            f"| {'' if gap is None else f'{gap:,.0f}'} | {arm['kv_bytes'] / 1e6:,.1f} MB | {_archive(name, arm)} "
             f"| {arm['wall_s']:,.0f}{shared} |"
         )
+    if of_edges(run):
+        lines.append(f"\nIts noise {_EDGES}.")
+    noise = dict.fromkeys(words for arm in run["arms"].values() if (words := noise_words(arm)))
+    lines += [f"\nNoise: {words}." for words in noise]
     tests = {pair: test for pair, test in run["paired"].items() if _is_told(pair)}
     if tests:
         lines += [
@@ -60,6 +71,24 @@ def run_section(run: Result, origin: str, config: str) -> str:
             f"\nReading took PACE {ratio:.3f} times what it took H2O, turn about on the same machine."
         )
     return "\n".join([*lines, ""])
+
+
+def _archive(name: str, arm: Mapping[str, Any]) -> str:
+    """What an arm holds in host memory beside its slab; empty where there is no such thing."""
+    if name in ARMS and not ARMS[name].host:
+        return ""
+    held, lost = arm.get("archive_bytes"), arm.get("archive_lost")
+    if held is None:
+        return "not measured"
+    return f"{held / 1e6:,.1f} MB" + (f", {lost:,} spans lost" if lost else "")
+
+
+def noise_words(arm: Mapping[str, Any]) -> str:
+    """What noise did to the plans that an arm was told, empty where they were right."""
+    noise = arm.get("noise")
+    if not noise:
+        return ""
+    return f"{noise['spoilt']} of {noise['spans']} definitions spoilt, {noise['lost']} without a reader that needs them"
 
 
 def _is_told(pair: str) -> bool:
@@ -120,9 +149,14 @@ def late_over_early(arm: Mapping[str, Any]) -> float | None:
 
 
 def planner_table(runs: Sequence[Result]) -> str:
-    """Planners and plan noise, against the same sessions under the right plan (the oracle). Empty without any."""
+    """Planners and plan noise, against the same sessions under the right plan (the oracle). Empty without any.
+
+    Runs whose noise spoilt single edges are named and left out.
+    """
     rows = []
     for run in runs:
+        if of_edges(run):
+            continue
         config = run["config"]
         noise = "" if config["noise"] == "none" else f"{config['noise']}, {config['noise_rate']:.0%}"
         for name, arm in run["arms"].items():
@@ -131,20 +165,30 @@ def planner_table(runs: Sequence[Result]) -> str:
             of = _of_oracle(runs, run, arm)
             found = arm.get("proposed")
             right = "" if not found else f"{found['right']} of {found['needed']}, {found['spans']} proposed"
+            done = arm.get("noise")
+            spoilt = "" if not done else f"{done['spoilt']} of {done['spans']}, {done['lost']}"
             rows.append(
-                f"| {run['model']}, {config['tokens']:,} tokens | {name} | {noise} | {arm['sessions']} "
+                f"| {run['model']}, {config['tokens']:,} tokens | {name} | {noise} | {spoilt} | {arm['sessions']} "
                 f"| {arm['checks_passed']} of {arm['checks_total']} | {arm['recall']:.1%} "
-                f"| {'' if of is None else f'{of:.1%}'} | {right} |"
+                f"| {'' if of is None else f'{of:.1%}'} | {right} | {_archive(name, arm)} |"
             )
-    if not rows:
+    old = [f"`{run['name']}`" for run in runs if of_edges(run)]
+    if not rows and not old:
         return ""
-    head = (
-        "### Planners and plan noise\n\nThe oracle is `pace` with the right plan in the same sessions.\n\n"
-        "| session | arm | noise of the plan | sessions | checks | recall | of the oracle's |\n"
-        + "|---" * 7
-        + "|"
-    )
-    return "\n".join([head, *rows, ""])
+    lines = ["### Planners and plan noise\n"]
+    if rows:
+        lines += [
+            "The oracle is `pace` with the right plan in the same sessions. Spoilt: definitions, of how many in all "
+            "sessions, and how many of them have no reader left that needs them.\n",
+            "| session | arm | noise of the plan | spoilt | sessions | checks | recall | of the oracle's "
+            "| needed spans found | archive |",
+            "|---" * 10 + "|",
+            *rows,
+            "",
+        ]
+    if old:
+        lines.append(f"Left out: {', '.join(old)}, whose noise {_EDGES}.\n")
+    return "\n".join(lines)
 
 
 def _of_oracle(runs: Sequence[Result], run: Result, arm: Mapping[str, Any]) -> float | None:

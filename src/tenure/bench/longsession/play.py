@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from time import perf_counter
 from typing import TYPE_CHECKING
 
 from tenure.bench.longsession.arms import Arm
 from tenure.bench.longsession.checkpoint import Checkpoint
-from tenure.bench.longsession.score import Answer, measure
+from tenure.bench.longsession.score import Answer, State, measure
 from tenure.bench.longsession.task import Probe, Task
 from tenure.bench.longsession.truncate import newest
 from tenure.config import SessionConfig
 from tenure.plan import Plan, Step
+from tenure.planners.keys import KeyArchive
 from tenure.sampling import SamplingOptions
+from tenure.tiers.archive import SpanArchive
+from tenure.tiers.spec import TierSpec
+from tenure.tiers.stack import TierStack
+from tenure.timing import now
 
 if TYPE_CHECKING:
     from tenure.engine import Engine
@@ -47,11 +51,28 @@ class Player:
     budget: int
 
     def __post_init__(self) -> None:
-        self.session: Session = self.engine.session(self.config, plan=_told(self.arm, self.plan))
+        self.tiers: TierStack | None = None
+        if self.arm.host:
+            # Given here: one that planners make for themselves is smaller on a machine with less free memory.
+            host = TierSpec(kind="host", capacity=self.arm.host)
+            self.tiers = TierStack([host], self.engine.fingerprint.digest)
+        self.session: Session = self.engine.session(
+            self.config,
+            plan=_told(self.arm, self.plan),
+            archive=None if self.tiers is None else SpanArchive(self.tiers),
+        )
+        messages = [message for turn in self.task.turns for message in turn]
+        self._ids = {
+            message.span: message.span if self.arm.named else f"message-{number}"
+            for number, message in enumerate(messages, 1)
+            if message.span is not None
+        }
         self.answers: list[Answer] = []
         self.turn_s: list[float] = []
         self.answer_s = 0.0
         self.kv_bytes = 0
+        self.archive_bytes = 0
+        self.archive_lost = 0
 
     def read(self, number: int) -> bool:
         """Queue a turn; False where this arm has nothing to read."""
@@ -77,10 +98,31 @@ class Player:
         fork.queue(self._told([probe.message]), reply=True)
         return fork
 
+    def state(self, asked: Session, probe: Probe) -> State:
+        """Where the spans of a probe are, with the task's names. ``asked`` is a session of :meth:`ask` that was read."""
+        found = measure(asked, {self._ids[span]: self.task.sizes[span] for span in probe.reads})
+        proposed = found.proposed
+        if self.arm.told in ("steps", "text"):  # what its steps read, a planner has found
+            proposed += asked.plan[probe.name].spans
+        names = {span: name for name, span in self._ids.items()}
+        return found._replace(proposed=tuple(dict.fromkeys(names.get(span, span) for span in proposed)))
+
+    def weigh(self) -> None:
+        """Note what the arm keeps beside its slab, and what of it did not fit. Call it before any fork adds to it."""
+        if self.tiers is not None:
+            archive = self.session.memory.archive
+            keys = archive.keys.values() if isinstance(archive, KeyArchive) else ()
+            self.archive_bytes = self.tiers.host.nbytes + sum(key.nbytes for key in keys)
+            self.archive_lost = self.tiers.counters.to_json().get("lost", 0)
+
     def _told(self, messages: Sequence[Message]) -> list[Message]:
+        told = [
+            message if message.span is None else replace(message, span=self._ids[message.span])
+            for message in messages
+        ]
         if self.arm.told != "nothing":
-            return list(messages)
-        return [replace(message, step=None, reads=()) for message in messages]
+            return told
+        return [replace(message, step=None, reads=()) for message in told]
 
 
 def _told(arm: Arm, plan: Plan) -> Plan:
@@ -115,6 +157,8 @@ def play(
         if checkpoint is not None and checkpoint.due(players):
             checkpoint.save(players, number + 1)
         note(f"turn {number + 1:,} of {turns:,}, {max(len(player.session) for player in players):,} tokens")
+    for player in players:
+        player.weigh()
     for group in groups:
         for batch in _batches(group):
             note(f"{len(batch)} answers")
@@ -125,11 +169,13 @@ def play(
 
 
 def _read(group: Sequence[Player], number: int) -> None:
-    started = perf_counter()
+    engine = group[0].engine
+    device = engine.layout.device
+    started = now(device)
     reading = [player for player in group if player.read(number)]
     if reading:
-        reading[0].engine.drain([player.session for player in reading])
-        seconds = perf_counter() - started
+        engine.drain([player.session for player in reading])
+        seconds = now(device) - started
         for player in reading:
             player.turn_s.append(seconds)
 
@@ -144,16 +190,14 @@ def _batches(group: Sequence[Player]) -> Iterator[list[tuple[Player, Probe]]]:
 
 
 def _answer(batch: Sequence[tuple[Player, Probe]]) -> None:
-    started = perf_counter()
     engine = batch[0][0].engine
+    device = engine.layout.device
+    started = now(device)
     forks = [player.ask(probe) for player, probe in batch]
     turns: list[Turn] = []
     try:
         engine.drain(forks)
-        states = [
-            measure(fork, probe.reads, player.task.sizes)
-            for fork, (player, probe) in zip(forks, batch, strict=True)
-        ]
+        states = [player.state(fork, probe) for fork, (player, probe) in zip(forks, batch, strict=True)]
         for fork, (_, probe) in zip(forks, batch, strict=True):
             turns.append(fork.start_turn(SamplingOptions(max_tokens=probe.max_tokens)))
         while waiting := [turn.session for turn in turns if not turn.done]:
@@ -163,7 +207,7 @@ def _answer(batch: Sequence[tuple[Player, Probe]]) -> None:
             turn.close()
         for fork in forks:
             fork.close()
-    seconds = perf_counter() - started
+    seconds = now(device) - started
     for turn, state, (player, probe) in zip(turns, states, batch, strict=True):
         player.answers.append(
             Answer.score(probe, player.task, turn.text, state, len(turn.ids), str(turn.reason))

@@ -16,6 +16,7 @@ from tenure.bench.longsession.series import (
     by_gap,
     by_length,
     by_noise,
+    of_edges,
     time_by_length,
 )
 
@@ -70,8 +71,8 @@ def draw(results: Sequence[Result], stored: Stored, folder: Path) -> dict[str, P
             ("Recall by length", "recall", by_length(mine, "recall"), {**tokens, **recall}),
             ("Time by length", "time", time_by_length(mine), {**tokens, **seconds}),
         ]
-        for kind in sorted({str(result["config"]["noise"]) for result in mine} - {"none"}):
-            noisy: dict[str, Any] = {"xlabel": f"share of edges {kind}", "linear": True, **recall}
+        for kind in sorted({str(r["config"]["noise"]) for r in mine if not of_edges(r)} - {"none"}):
+            noisy: dict[str, Any] = {"xlabel": f"share of definitions, {kind}", "linear": True, **recall}
             plots.append((f"Plan noise, {kind}", f"noise-{kind}", by_noise(mine, kind), noisy))
         for title, file, lines, options in plots:
             kept = {arm: points for arm, points in lines.items() if len({point.x for point in points}) > 1}
@@ -86,9 +87,7 @@ def slug(text: str) -> str:
 
 
 def _words(result: Result) -> str:
-    config = result["config"]
-    noise = "" if config["noise"] == "none" else f", {config['noise_rate']:.0%} of edges {config['noise']}"
-    return f"{config['tokens']:,} tokens, {len(result['seeds'])} sessions{noise}"
+    return f"{result['config']['tokens']:,} tokens, {len(result['seeds'])} sessions"
 
 
 def colour(name: str, names: Sequence[str]) -> str:

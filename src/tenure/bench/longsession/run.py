@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from tenure.bench.longsession.arms import Arm
 from tenure.bench.longsession.checkpoint import Checkpoint
+from tenure.bench.longsession.noise import VERSION as NOISE_VERSION
+from tenure.bench.longsession.noise import damage, noisy
 from tenure.bench.longsession.play import Player, play
 from tenure.bench.longsession.store import Store
 from tenure.bench.longsession.summary import summarise
 from tenure.bench.longsession.task import VERSION, Task, build
 from tenure.errors import ConfigError
 from tenure.plan import Plan
-from tenure.planners.noise import KINDS, perturb
+from tenure.planners.noise import KINDS
 
 if TYPE_CHECKING:
     from tenure.engine import Engine
 
 CONTROL = 7500
 """Tokens of the control's session, so that with probe and answer it stays below 8K."""
-
-_GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +39,8 @@ class Settings:
         dtype: of weights and cache.
         weights: ``auto`` or ``int8``.
         device: a torch device.
-        noise: what is wrong with the plan: ``none``, a kind of :mod:`tenure.planners.noise`, or ``all`` of them.
-        noise_rate: with which share of its edges.
+        noise: what is wrong with the plan: ``none``, a kind of :func:`~tenure.bench.longsession.noise.noisy`, or ``all``.
+        noise_rate: with which share of the definitions, over the seeds.
     """
 
     model: str
@@ -58,8 +57,11 @@ class Settings:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Plain values for result files."""
-        return {"task_version": VERSION, **asdict(self)}
+        """Plain values for result files. Runs under right plans have no ``noise_version``."""
+        version = {"task_version": VERSION}
+        if self.noise != "none":
+            version["noise_version"] = NOISE_VERSION
+        return {**version, **asdict(self)}
 
     @property
     def name(self) -> str:
@@ -68,6 +70,11 @@ class Settings:
         at = "" if self.distance is None else f"-d{self.distance}"
         noise = "" if self.noise == "none" else f"-{self.noise}{self.noise_rate:g}"
         return f"{model}-{self.tokens}{at}-b{self.budget}{noise}"
+
+    def checkpoint(self, seed: int) -> str:
+        """Name of the folder for a session's checkpoints. Those of noise of another version are not gone on from."""
+        noise = "" if self.noise == "none" else f"-noise-{NOISE_VERSION}"
+        return f".checkpoint-{seed:04d}{noise}"
 
 
 def run(
@@ -102,15 +109,14 @@ def run(
                 note(f"session {count} of {len(seeds)} (seed {seed}): {text}")
 
             tell("building")
-            checkpoint = Checkpoint(store.folder / f".checkpoint-{seed:04d}")
+            checkpoint = Checkpoint(store.folder / settings.checkpoint(seed))
             if not resume:
                 checkpoint.remove()
             players = _players(engine, settings, left, seed)
             play(players, tell, separate=separate, checkpoint=checkpoint)
             shared = 1 if separate else len(players)
-            store.write(
-                seed, {player.arm.name: _result(player, shared) for player in players}, separate=separate
-            )
+            found = {player.arm.name: _result(player, shared, settings) for player in players}
+            store.write(seed, found, separate=separate)
             checkpoint.remove()
     return summarise(store.load())
 
@@ -131,19 +137,10 @@ def _players(engine: Engine, settings: Settings, arms: Sequence[Arm], seed: int)
 
 
 def told_plan(task: Task, settings: Settings) -> Plan:
-    """The plan that planned arms are given: the right one, or one with noise.
-
-    A session has few edges, so a rate of 10 % spoils one of them in some sessions and none in the others; over the
-    seeds the share is met as closely as whole edges allow.
-    """
-    plan = task.plan()
+    """The plan that planned arms are given: the right one, or one with noise."""
     if settings.noise == "none":
-        return plan
-    edges = sum(len(step.reads) for step in plan.steps)
-    # Multiples of the golden ratio modulo 1 lie evenly, however many seeds there are.
-    spoilt = math.floor(settings.noise_rate * edges + (0.5 + task.seed * _GOLDEN) % 1)
-    kinds = KINDS if settings.noise == "all" else (settings.noise,)
-    return perturb(plan, spoilt / edges, seed=task.seed, kinds=kinds, spans=list(task.fillers))[0]
+        return task.plan()
+    return noisy(task, settings.noise, settings.noise_rate, settings.budget)
 
 
 def check_noise(settings: Settings) -> None:
@@ -165,13 +162,17 @@ def check_noise(settings: Settings) -> None:
         )
 
 
-def _result(player: Player, shared: int) -> dict[str, Any]:
-    stats = player.session.stats()
+def _result(player: Player, shared: int, settings: Settings) -> dict[str, Any]:
+    arm, stats = player.arm, player.session.stats()
     read = sum(player.turn_s)
-    return {
-        "about": player.arm.about,
+    result: dict[str, Any] = {
+        "about": arm.about,
+        "version": arm.version,
         "tokens": player.task.tokens,
         "kv_bytes": player.kv_bytes,
+        "archive_bytes": player.archive_bytes,
+        "archive_capacity": arm.host,
+        "archive_lost": player.archive_lost,
         "wall_s": round(read + player.answer_s, 3),
         "answer_s": round(player.answer_s, 3),
         "turn_s": [round(seconds, 4) for seconds in player.turn_s],
@@ -180,3 +181,6 @@ def _result(player: Player, shared: int) -> dict[str, Any]:
         "resident": stats.resident,
         "answers": [answer.to_json() for answer in player.answers],
     }
+    if settings.noise != "none" and arm.told in ("plan", "text"):
+        result["noise"] = damage(player.task.plan(), player.plan)
+    return result

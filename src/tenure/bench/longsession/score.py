@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,23 +30,22 @@ class State(NamedTuple):
     proposed: tuple[str, ...] = ()
 
 
-def measure(session: Session, spans: Sequence[str], sizes: Mapping[str, int]) -> State:
+def measure(session: Session, sizes: Mapping[str, int]) -> State:
     """Look needed spans up in the ledger; a span that the session never read counts as lost.
 
     Args:
         session: before the first token of the answer.
-        spans: that the answer needs.
-        sizes: tokens of each.
+        sizes: tokens of each span that the answer needs.
     """
     ledger = session.memory.ledger
     slots, distance = 0, 0.0
-    for name in spans:
+    for name in sizes:
         if name in ledger.spans:
             inside = ledger.inside(ledger.spans.get(name))
             found = ledger.position[:, : ledger.rows][inside]
             slots += found.numel()
             distance += float((ledger.next_position - found).sum())
-    needed = sum(sizes[name] for name in spans) * ledger.groups
+    needed = sum(sizes.values()) * ledger.groups
     turn = session.plan.turn
     return State(
         residency=min(1.0, slots / needed),

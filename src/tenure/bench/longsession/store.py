@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tenure.bench import record
+from tenure.bench.longsession.arms import ARMS
 from tenure.errors import ConfigError
 
 
@@ -36,8 +37,9 @@ class Store:
                 )
 
     def _sessions(self) -> list[tuple[Path, dict[str, Any]]]:
+        """Every file, without arms of an older version."""
         return [
-            (path, json.loads(path.read_text(encoding="utf-8")))
+            (path, _current(json.loads(path.read_text(encoding="utf-8"))))
             for path in sorted(self.folder.glob("seed-*.json"))
         ]
 
@@ -61,6 +63,14 @@ class Store:
 
     def load(self) -> list[dict[str, Any]]:
         """All sessions, by seed; of an arm that was played twice, the newest result counts."""
-        return [
-            found for _, found in sorted(self._sessions(), key=lambda one: (one[1]["seed"], one[1]["date"]))
-        ]
+        found = [session for _, session in self._sessions() if session["arms"]]
+        return sorted(found, key=lambda session: (session["seed"], session["date"]))
+
+
+def _current(session: dict[str, Any]) -> dict[str, Any]:
+    arms = {
+        name: arm
+        for name, arm in session["arms"].items()
+        if name not in ARMS or arm.get("version", 1) == ARMS[name].version
+    }
+    return {**session, "arms": arms}

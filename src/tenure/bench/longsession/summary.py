@@ -95,7 +95,9 @@ def _arm(sessions: Sessions, name: str) -> dict[str, Any]:
         "residency": round(statistics.mean(answer["residency"] for answer in answers), 4),
         "rotary_gap": round(statistics.mean(gaps), 1) if gaps else None,
         "proposed": _proposed(answers),
+        "noise": _noise(played),
         "kv_bytes": max(arm["kv_bytes"] for arm in played),
+        **_archive(played),
         "wall_s": round(statistics.mean(arm["wall_s"] for arm in played), 2),
         "answer_s": round(statistics.mean(arm["answer_s"] for arm in played), 2),
         "turn_s": [
@@ -132,6 +134,24 @@ def _proposed(answers: Sequence[Mapping[str, Any]]) -> dict[str, int] | None:
         "spans": sum(map(len, proposed)),
         "right": sum(len(some & wanted) for some, wanted in zip(proposed, needed, strict=True)),
         "needed": sum(map(len, needed)),
+    }
+
+
+def _noise(played: Sequence[Mapping[str, Any]]) -> dict[str, int] | None:
+    """Of the definitions that the plans name: how many, how many were spoilt, how many are read by no step that needs
+    them. None where plans were right or not told, or noise was of the first kind."""
+    found = [arm["noise"] for arm in played if "noise" in arm]
+    if not found:
+        return None
+    return {key: sum(len(one[key]) for one in found) for key in ("spans", "spoilt", "lost")}
+
+
+def _archive(played: Sequence[Mapping[str, Any]]) -> dict[str, int | None]:
+    """The most that an arm held beside its slab, and spans that did not fit. None where it was not measured."""
+    known = [arm for arm in played if "archive_bytes" in arm]
+    return {
+        "archive_bytes": max((arm["archive_bytes"] for arm in known), default=None),
+        "archive_lost": sum(arm["archive_lost"] for arm in known) if known else None,
     }
 
 

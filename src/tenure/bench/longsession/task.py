@@ -65,7 +65,7 @@ class Task:
         probes: asked behind the last turn.
         tokens: before the probes, in the model's own rendering.
         distance: tokens between the last definition and the probes.
-        sizes: tokens of each definition.
+        sizes: tokens of each span that has a name.
     """
 
     seed: int
@@ -140,7 +140,7 @@ def build(tokenizer: Any, *, tokens: int, distance: int | None = None, seed: int
     played = [*early, *defining, *behind]
     played[0] = [system, *played[0]]  # some templates refuse a system message that stands alone
     pieces = Transcript(tokenizer).open([message for turn in played for message in turn])
-    sizes = {span: len(piece.ids) for piece in pieces if (span := piece.span) in defined and span}
+    sizes = {span: len(piece.ids) for piece in pieces if (span := piece.span)}
     return Task(
         seed=seed,
         facts=facts,

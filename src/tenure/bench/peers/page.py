@@ -66,6 +66,8 @@ def draw(found: Found, path: Path) -> None:
         )
     config = found["config"]
     axes.set_yscale("log")
+    for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        which("{x:g}")
     axes.set_xlabel(
         f"turn: {config['tokens']:,} tokens read, {config['write']} written; a cross: its minutes were used up"
     )

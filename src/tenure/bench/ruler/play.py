@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from tenure.bench.ruler.tasks import Prompt, encode, prose
 from tenure.compress import make_compressor
 from tenure.compress.apply import look
 from tenure.compress.base import Context, Scorer
+from tenure.timing import now
 
 if TYPE_CHECKING:
     from tenure.engine import Engine
@@ -63,10 +63,10 @@ class Reading:
 
 def read(engine: Engine, before: Sequence[int], question: Sequence[int]) -> Reading:
     """Read a context into a session without a budget."""
-    session = engine.session(policy="full", chunk=2048)
-    started = time.perf_counter()
+    session, device = engine.session(policy="full", chunk=2048), engine.layout.device
+    started = now(device)
     session.append_ids(before)
-    return Reading(session, time.perf_counter() - started, list(question))
+    return Reading(session, now(device) - started, list(question))
 
 
 @dataclass(frozen=True)
@@ -113,10 +113,12 @@ class Grid:
 
     def _score(self, method: Scorer) -> tuple[Scorer, float]:
         """The method with the scores of all tokens known, and the seconds that they took."""
-        started = time.perf_counter()
-        context = look(self._reading.session.fork(), question=self._question)
+        session = self._reading.session
+        device = session.engine.layout.device
+        started = now(device)
+        context = look(session.fork(), question=self._question)
         score = method.score(context)
-        seconds = time.perf_counter() - started
+        seconds = now(device) - started
         logical, notes = context.logical[0], context.notes  # the context itself is as large as the cache
 
         class Known(type(method)):  # type: ignore[misc]  # a subclass of the method at hand
@@ -186,9 +188,9 @@ def ask(
         return _Made(fork, variant, modes, ratio, build, fork.stats().kv_bytes, entries_of(fork))
 
     def cells(group: Sequence[_Made]) -> Iterator[dict[str, Any]]:
-        started = time.perf_counter()
+        started = now(engine.layout.device)
         replies = answers([one.fork for one in group], reading.question, prompt)
-        seconds = (time.perf_counter() - started) / len(group)
+        seconds = (now(engine.layout.device) - started) / len(group)
         for one, reply in zip(group, replies, strict=True):
             for mode in one.modes:
                 yield {

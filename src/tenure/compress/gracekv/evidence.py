@@ -75,9 +75,10 @@ def _followed(context: Context, flow: Flow, slot: Tensor, slots: int, hops: int,
     relevance, pointed = flow.relevance, flow.relevance
     left = set(range(slots))
     for hop in range(hops):
-        score = (pointed * flow.sensitivity[..., None]).mean((0, 1))
-        best = score.new_zeros(slots).scatter_reduce_(0, slot[0], score, "amax")
-        room = int(repeat * len(score) / hops)
+        score = (pointed * flow.sensitivity[..., None]).mean(1)
+        score = score.mean(0, keepdim=True) if len(slot) == 1 else score
+        best = score.new_zeros(len(score), slots).scatter_reduce_(1, slot, score, "amax").mean(0)
+        room = int(repeat * score.shape[1] / hops)
         chosen: list[Stretch] = []
         for number in best.sort(descending=True, stable=True).indices.tolist():
             start, stop = edges[number]
@@ -110,15 +111,18 @@ def _sampled(
     peaks, readings = _repeated(context, stretches)
     general = join([*(one.every(max(1, probes // max(1, len(readings)))) for one in readings), *known])
     flow = direct(context, general, slot, slots, most=watchers)
-    seen = torch.zeros(tokens, dtype=torch.bool, device=slot.device)
-    for start, stop in stretches:
-        seen[start:stop] = True
+    seen = torch.zeros_like(context.logical, dtype=torch.bool)
+    for stretch in stretches:
+        for mine, (first, last) in zip(seen, _everywhere(context, *stretch), strict=True):
+            mine[first:last] = True
     if guess and bool(seen.any()) and not bool(seen.all()):
         # What a head finds of the text where it is repeated says how much it needs of the rest; the rarer a token and the
         # more it stands out, the less it can be told from what is around it.
-        need = rarity(context.ids[0])
-        need = (need / need[seen].mean().clamp(min=1e-6)).clamp(0.25, 2.0) * _standing_out(context)
-        peaks = torch.where(seen, peaks, peaks[:, :, seen].mean(-1, keepdim=True) * need)
+        need = torch.stack([rarity(ids) for ids in context.ids])
+        usual = _mean(need, seen).clamp(min=1e-6)
+        need = (need / usual).clamp(0.25, 2.0) * _standing_out(context)
+        seen = seen[:, None]
+        peaks = torch.where(seen, peaks, _mean(peaks, seen) * need[:, None])
     return replace(flow, relevance=torch.maximum(flow.relevance, peaks))
 
 
@@ -134,27 +138,44 @@ def _repeated(context: Context, stretches: Sequence[Stretch]) -> tuple[Tensor, l
     for group in _readings(stretches, context.reader.limit):
         cue = context.cue(0, [])
         ids = list(cue)
-        places: list[tuple[int, int, int]] = []  # first query, first and last token
+        places: list[
+            tuple[int, int, list[Stretch]]
+        ] = []  # first query, queries, the tokens in each group of layers
         for start, stop in group:
             begin = max(0, start - _LEAD)
-            places.append((len(ids) - len(cue), begin, stop))
+            places.append((len(ids) - len(cue), stop - begin, _everywhere(context, begin, stop)))
             ids += context.ids[0][begin:stop].tolist()
         reading = context.reader.behind(ids, first=len(cue))
         for layer in range(context.shape[0]):
-            for first, begin, stop in places:
-                part = reading[first : first + stop - begin]
-                keys = context.rotated[layer][:, begin:stop]
+            for query, count, columns in places:
+                first, last = columns[layer % len(columns)]
+                if first == last:
+                    continue  # these layers have lost it
+                part, keys = reading[query : query + count], context.rotated[layer][:, first:last]
                 shares = part.shares(layer, keys, context.cos_sin, context.kernels, context.scale)
-                peaks[layer, :, begin:stop] = torch.maximum(peaks[layer, :, begin:stop], shares.amax((1, 2)))
+                peaks[layer, :, first:last] = torch.maximum(peaks[layer, :, first:last], shares.amax((1, 2)))
         readings.append(reading)
     return peaks, readings
 
 
+def _everywhere(context: Context, start: int, stop: int) -> list[Stretch]:
+    """A stretch of the first group of layers in every group: layers may have lost different tokens."""
+    logical = context.logical
+    edges = torch.stack([logical[0, start], logical[0, stop - 1] + 1]).expand(len(logical), 2).contiguous()
+    return [(first, last) for first, last in torch.searchsorted(logical.contiguous(), edges).tolist()]
+
+
+def _mean(values: Tensor, where: Tensor) -> Tensor:
+    """Mean over the tokens of a mask, over the last axis, which stays; 0 without any."""
+    return (values * where).sum(-1, keepdim=True) / where.sum(-1, keepdim=True).clamp(min=1)
+
+
 def _standing_out(context: Context) -> Tensor:
-    """1 for the usual token, up to 4 for one whose keys are unlike all others, ``[T]``: by KeyDiff's score."""
+    """1 for the usual token, up to 4 for one whose keys are unlike all others, ``[groups, T]``: by KeyDiff's score."""
     score = KeyDiff().score(context)
     score = (score - score.mean(-1, keepdim=True)) / (score.std(-1, keepdim=True) + 1e-6)
-    return 1 + score.mean((0, 1)).clamp(-1.0, 3.0)
+    score = score.mean(1)
+    return 1 + (score if len(context.logical) > 1 else score.mean(0, keepdim=True)).clamp(-1.0, 3.0)
 
 
 def _edges(slot: Tensor, slots: int) -> list[Stretch]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from tenure.compress.gracekv.pack import assemble, frontier, prototypes
 from tenure.compress.gracekv.partition import features, partition, rarity, uniform
 from tenure.compress.gracekv.trees import Forest, Judges, Tokens, grow
 from tenure.errors import ConfigError
+from tenure.timing import now
 
 
 @dataclass(frozen=True)
@@ -232,6 +232,7 @@ def _single(context: Context, mask: Tensor) -> tuple[Tensor, ...]:
 
 @contextmanager
 def _timed(context: Context, stage: str) -> Iterator[None]:
-    started = time.perf_counter()
+    device = context.keys.device
+    started = now(device)
     yield
-    context.seconds[stage] = context.seconds.get(stage, 0.0) + time.perf_counter() - started
+    context.seconds[stage] = context.seconds.get(stage, 0.0) + now(device) - started

@@ -1,0 +1,88 @@
+"""What the kernel modules share: plain torch on the device of its arguments, with temporaries of bounded size.
+
+Logits are taken some at a time, so that memory stays flat however long a cache is. The naive reference has the same
+signatures and no blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from tenure.kernels import reference
+
+_BLOCK_BYTES = 32 * 2**20
+"""Upper limit of one block of logits, as far as one query or key allows."""
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """See :func:`tenure.kernels.reference.attend`; queries that see every key come some at a time."""
+    if causal:
+        return reference.attend(q, k, v, causal=True, scale=scale)
+    keys, values = k.float(), v.float()
+    return _in_blocks(
+        q, k.shape[1], lambda part: reference.attend(part, keys, values, causal=False, scale=scale)
+    )
+
+
+def attend_weighted(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
+    """See :func:`tenure.kernels.reference.attend_weighted`; the queries come some at a time."""
+    keys, values = k.float(), v.float()
+    return _in_blocks(
+        q, len(k), lambda part: reference.attend_weighted(part, keys, values, bias, scale=scale)
+    )
+
+
+def _in_blocks(
+    q: Tensor, keys: int, attend: Callable[[Tensor], tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """Attention of queries ``[..., n, D]`` over ``keys`` keys each."""
+    queries = max(1, _BLOCK_BYTES // (4 * q.shape[:-2].numel() * keys))
+    parts = [attend(part) for part in torch.split(q, queries, -2)]
+    return torch.cat([out for out, _ in parts], -2), torch.cat([lse for _, lse in parts], -1)
+
+
+def decode(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Attention of one query, which sees every key, with its probabilities.
+
+    Two batched products, and the logits are taken once; torch's flash kernel for the CPU runs one thread a kv head.
+
+    Args:
+        q: ``[G, g, 1, D]``.
+        k: ``[G, m, D]``.
+        v: ``[G, m, D]``.
+        scale: factor on the logits.
+
+    Returns:
+        Output ``[G, g, 1, D]``, log-sum-exp ``[G, g, 1]`` and probabilities ``[G, g, m]`` in fp32.
+    """
+    # In fp32: a product in bf16 is rounded to 8 bits, and logits of Qwen2.5 go into the thousands.
+    logits = torch.bmm(q.squeeze(2).float(), k.float().transpose(1, 2)).mul_(scale)
+    lse = logits.logsumexp(-1, keepdim=True)
+    mass = logits.softmax(-1)  # not exp(logits - lse): a large log-sum-exp is rounded too coarsely for that
+    out = torch.bmm(mass.to(v.dtype), v)
+    return out.unsqueeze(2), lse, mass
+
+
+def attention_mass(q: Tensor, k: Tensor, lse: Tensor, *, scale: float) -> Tensor:
+    """See :func:`tenure.kernels.reference.attention_mass`; some keys at a time, the product in the dtype of ``q``."""
+    heads, groups, w, _ = q.shape
+    m = k.shape[1]
+    flat = q.reshape(heads, groups * w, -1)
+    shift = lse.reshape(heads, groups * w, 1)
+    mass = torch.empty(heads, groups, m, dtype=torch.float32, device=q.device)
+    block = max(1, _BLOCK_BYTES // (heads * groups * w * 4))
+    for start in range(0, m, block):
+        stop = min(start + block, m)
+        keys = k[:, start:stop].to(q.dtype).transpose(1, 2)
+        part = torch.bmm(flat, keys).float().mul_(scale).sub_(shift).exp_()
+        part = part.view(heads, groups, w, stop - start)
+        first = max(start, m - w)
+        if first < stop:  # keys of the queries themselves: a query does not see those after it
+            column = torch.arange(first - (m - w), stop - (m - w), device=q.device)
+            hidden = column[None, :] > torch.arange(w, device=q.device)[:, None]
+            part[..., first - start :].masked_fill_(hidden, 0.0)
+        torch.sum(part, 2, out=mass[..., start:stop])
+    return mass
