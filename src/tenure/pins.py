@@ -75,8 +75,9 @@ def give_way(memory: Memory, yielding: Iterable[Span]) -> None:
 
 
 def stays(memory: Memory) -> int:
-    """Slots that no eviction may take: sinks and hard pins, those that wait among them."""
-    pinned = sum(len(span) for span in memory.ledger.spans if span.pin == "hard")
+    """Slots that no eviction may take: sinks, hard pins, those that wait among them, and what the current step reads."""
+    reads = memory.plan.current_reads if memory.policy.follows_plan else ()
+    pinned = sum(len(span) for span in memory.ledger.spans if span.pin == "hard" or span.id in reads)
     waiting = sum(len(ids) for span, ids, _ in memory.backlog if span.pin == "hard")
     return memory.config.sinks + pinned + waiting
 

@@ -10,6 +10,7 @@ from tenure.compress.apply import compress
 from tenure.compress.probes import Recorder
 from tenure.config import SessionConfig
 from tenure.errors import ConfigError
+from tenure.pins import stays
 from tests.chats import chat_engine
 from tests.conftest import random_ids
 from tests.oracles import check_ledger
@@ -182,6 +183,10 @@ def test_plans_and_pins_stay_exact_and_a_budget_is_kept(engine):
         assert session.memory.frozen.slots <= 210
     assert session.explain("pinned").resident == session.explain("read").resident == 1.0
     assert session.memory.frozen.entries > 0
+    spans = session.memory.ledger.spans
+    assert stays(session.memory) == 4 + len(spans.get("pinned")) + len(spans.get("read"))
+    plan.finish("now")
+    assert stays(session.memory) == 4 + len(spans.get("pinned"))
 
 
 def test_what_cannot_be_compressed_is_told_once_and_left_to_eviction(engine, caplog):
