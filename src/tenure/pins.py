@@ -50,7 +50,7 @@ def giving_way(memory: Memory, incoming: int, upto: int | None = None) -> list[S
     pinned = [span for span in memory.ledger.spans if span.pin == "hard" and span.start < edge]
     held = sum(min(span.stop, edge) - span.start for span in pinned)
     if upto is None:
-        held += sum(len(ids) for span, ids, _ in memory.backlog if span.pin == "hard")
+        held += _waiting(memory)
     over = held + incoming + memory.config.sinks + 1 - budget
     yielding: list[Span] = []
     for span in pinned:
@@ -75,11 +75,14 @@ def give_way(memory: Memory, yielding: Iterable[Span]) -> None:
 
 
 def stays(memory: Memory) -> int:
-    """Slots that no eviction may take: sinks, hard pins, those that wait among them, and what the current step reads."""
-    reads = memory.plan.current_reads if memory.policy.follows_plan else ()
-    pinned = sum(len(span) for span in memory.ledger.spans if span.pin == "hard" or span.id in reads)
-    waiting = sum(len(ids) for span, ids, _ in memory.backlog if span.pin == "hard")
-    return memory.config.sinks + pinned + waiting
+    """Slots that no eviction may take: sinks and hard pins, those that wait among them."""
+    pinned = sum(len(span) for span in memory.ledger.spans if span.pin == "hard")
+    return memory.config.sinks + pinned + _waiting(memory)
+
+
+def _waiting(memory: Memory) -> int:
+    """Hard-pinned tokens of the backlog."""
+    return sum(len(ids) for span, ids, _ in memory.backlog if span.pin == "hard")
 
 
 def _archived(memory: Memory, span: Span) -> bool:

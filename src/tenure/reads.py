@@ -24,6 +24,14 @@ def room(memory: Memory) -> int | None:
     return None if budget is None else memory.policy.room(budget, stays(memory))
 
 
+def needed(memory: Memory) -> int:
+    """Slots that compressed tokens may not take: :func:`~tenure.pins.stays`, and what the current step reads."""
+    reads = memory.plan.current_reads if memory.policy.follows_plan else ()
+    return stays(memory) + sum(
+        len(span) for span in memory.ledger.spans if span.id in reads and span.pin != "hard"
+    )
+
+
 def check_reads(
     session: SessionBase, pieces: Sequence[Piece], upto: int | None = None, yielding: Collection[Span] = ()
 ) -> None:

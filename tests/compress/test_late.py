@@ -11,6 +11,7 @@ from tenure.compress.probes import Recorder
 from tenure.config import SessionConfig
 from tenure.errors import ConfigError
 from tenure.pins import stays
+from tenure.reads import needed
 from tests.chats import chat_engine
 from tests.conftest import random_ids
 from tests.oracles import check_ledger
@@ -184,9 +185,12 @@ def test_plans_and_pins_stay_exact_and_a_budget_is_kept(engine):
     assert session.explain("pinned").resident == session.explain("read").resident == 1.0
     assert session.memory.frozen.entries > 0
     spans = session.memory.ledger.spans
-    assert stays(session.memory) == 4 + len(spans.get("pinned")) + len(spans.get("read"))
+    assert needed(session.memory) == 4 + len(spans.get("pinned")) + len(spans.get("read"))
+    assert stays(session.memory) == 4 + len(spans.get("pinned")), (
+        "a step's reads take no room from themselves"
+    )
     plan.finish("now")
-    assert stays(session.memory) == 4 + len(spans.get("pinned"))
+    assert needed(session.memory) == stays(session.memory)
 
 
 def test_what_cannot_be_compressed_is_told_once_and_left_to_eviction(engine, caplog):

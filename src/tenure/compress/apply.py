@@ -14,8 +14,8 @@ from tenure.compress import make_compressor
 from tenure.compress.base import Compressor, Context
 from tenure.compress.probes import Probes, SessionReader
 from tenure.errors import ConfigError, IntegrityError
-from tenure.pins import stays
 from tenure.policies.base import ascending
+from tenure.reads import needed
 from tenure.timing import now
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def _check_room(memory: Memory, slots: int) -> None:
     budget, taken = memory.config.budget, memory.frozen.slots + slots
     if budget is None or not memory.policy.evicts:
         return
-    fixed = stays(memory)
+    fixed = needed(memory)
     if budget - taken - fixed < budget // _ROWS:
         raise ConfigError(
             f"compressed tokens would take {taken} of {budget} slots, pins and sinks take {fixed}; "

@@ -17,7 +17,7 @@ from torch import Tensor
 from tenure.compress import make_compressor
 from tenure.compress.probes import Probes, Recorder, join
 from tenure.errors import ConfigError
-from tenure.pins import stays
+from tenure.reads import needed
 
 if TYPE_CHECKING:
     from tenure.cache.attend import Watch
@@ -119,11 +119,11 @@ class Late:
         return replace(raw, position=place)
 
     def _most(self, memory: Memory) -> int | None:
-        """Slots that compressed tokens may take: half of what hard pins and sinks leave of a budget."""
+        """Slots that compressed tokens may take: half of what sinks, hard pins and the current step's reads leave."""
         budget = memory.config.budget
         if budget is None or not memory.policy.evicts:
             return None
-        return max(0, budget - stays(memory)) // 2
+        return max(0, budget - needed(memory)) // 2
 
     def _make_room(self, memory: Memory, most: int | None) -> None:
         """The oldest segments go first."""
