@@ -103,28 +103,19 @@ def write(results: Path, page: Path, images: Path) -> list[Path]:
         text.append("## Facts by region\n")
         text += [f"![{title}]({_link(picture, page)})\n" for title, picture in drawn.items()]
         text.append(regions.section([found for _, found in settings], pooled, _machine))
+    alone = {"calibration": calibration, "peers": peers}  # a picture and a section for each file
     for path, found in others:
-        if found["bench"] == "calibration":
-            picture = images / f"half-lives-{path.stem}.png"
-            calibration.draw(found, picture)
-            pictures[f"Half-lives, {path.stem}"] = picture
+        if (part := alone.get(found["bench"])) is not None:
+            picture = images / f"{part.PICTURE}-{path.stem}.png"
+            part.draw(found, picture)
+            pictures[f"{part.TITLE}, {path.stem}"] = picture
             text += [
-                f"## Attention lifetimes, {path.stem}\n",
+                f"## {part.heading(path.stem, found)}\n",
                 f"{_config(found['config'])}. {_machine(found)}\n",
-                f"![Half-lives by region]({_link(picture, page)})\n",
-                calibration.section(found),
+                f"![{part.CAPTION}]({_link(picture, page)})\n",
+                part.section(found),
             ]
-        elif found["bench"] == "peers":
-            picture = images / f"peers-{path.stem}.png"
-            peers.draw(found, picture)
-            pictures[f"Peers, {path.stem}"] = picture
-            text += [
-                f"## One agent session beside its peers, {found['result']['model']}\n",
-                f"{_config(found['config'])}. {_machine(found)}\n",
-                f"![Seconds of each turn]({_link(picture, page)})\n",
-                peers.section(found),
-            ]
-    shown = ("ruler", "regions", "calibration", "peers")
+    shown = ("ruler", "regions", *alone)
     others = [(path, found) for path, found in others if found["bench"] not in shown]
     for name in sorted({found["bench"] for _, found in others}):
         text.append(f"## {name.capitalize()}\n")

@@ -10,6 +10,14 @@ from tenure.bench.calibration.survival import LIMITS
 
 Found = Mapping[str, Any]
 
+PICTURE, TITLE, CAPTION = "half-lives", "Half-lives", "Half-lives by region"
+"""Of the picture: how its file's name begins, its title, and what it shows."""
+
+
+def heading(stem: str, found: Found) -> str:
+    """Over the section of a file of this name."""
+    return f"Attention lifetimes, {stem}"
+
 
 def section(found: Found) -> str:
     """The half-lives of one calibration as a table, in Markdown."""

@@ -67,20 +67,9 @@ def _session(
     return Arm(name, about, options if planner is None else options | {"planner": planner}, told)
 
 
-def _pace(
-    name: str,
-    about: str,
-    planner: str,
-    told: Told,
-    *,
-    host: int = HOST,
-    named: bool = True,
-    version: int = 1,
-    **options: Any,
-) -> Arm:
+def _pace(name: str, about: str, planner: str, told: Told, **options: Any) -> Arm:
     arm = _session(name, about, "foresight", "bounded", told=told, planner=planner)
-    options = {**arm.options, "planner_options": options}
-    return replace(arm, options=options, host=host, named=named, version=version)
+    return replace(arm, options={**arm.options, "planner_options": options}, host=HOST)
 
 
 _ALL = (
@@ -97,19 +86,15 @@ _ALL = (
     _session("pace", "the plan decides, positions stay bounded", "foresight", "bounded", told="plan"),
     _session("auto", "pins, then the plan, then regions and attention", "auto", "bounded", told="plan"),
     # Reads plans and fetches nothing, so it has no archive.
-    _pace("pace-explicit", "the agent writes its plan into a message", "explicit", "text", host=0),
+    replace(_pace("pace-explicit", "the agent writes its plan into a message", "explicit", "text"), host=0),
     _pace("pace-online", "no plan: names that came before say what a turn reads", "online", "nothing"),
     _pace("pace-retrieval", "no plan: retrieval finds what a turn reads", "retrieval", "nothing"),
     _pace("pace-keys", "the same by the products of keys and queries", "retrieval", "nothing", scorer="keys"),
     # Asked with every message, since by the time of the probes the definitions are not among the latest spans.
-    _pace(
-        "pace-llm",
-        "the model itself says what coming steps read",
-        "llm",
-        "steps",
+    replace(
+        _pace("pace-llm", "the model itself says what coming steps read", "llm", "steps", on="message"),
         named=False,
         version=2,
-        on="message",
     ),
     _pace("pace-backed", "the plan, and retrieval for what it lacks", "retrieval", "plan"),
 )

@@ -8,6 +8,9 @@ from typing import Any
 
 Found = Mapping[str, Any]
 
+PICTURE, TITLE, CAPTION = "peers", "Peers", "Seconds of each turn"
+"""Of the picture: how its file's name begins, its title, and what it shows."""
+
 _HEAD = (
     "peer",
     "turns",
@@ -22,6 +25,11 @@ _HEAD = (
     "peak memory",
     "facts",
 )
+
+
+def heading(stem: str, found: Found) -> str:
+    """Over the section of a file of this name."""
+    return f"One agent session beside its peers, {found['result']['model']}"
 
 
 def section(found: Found) -> str:
