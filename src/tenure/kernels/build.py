@@ -16,6 +16,7 @@ from tenure.kernels.threads import openmp
 from tenure.paths import cache_folder
 
 _SOURCES = tuple(Path(__file__).with_name(name) for name in ("native.c", "flash.c", "int8.c"))
+_HEADERS = (Path(__file__).with_name("vectors.h"),)
 _FLAGS = ("-O3", "-march=native", "-ffast-math", "-fPIC", "-fopenmp")
 
 
@@ -41,7 +42,7 @@ def build(compiler: str) -> Path:
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True).stdout
     key = blake2b(digest_size=12)
     for part in (
-        *(source.read_bytes() for source in _SOURCES),
+        *(source.read_bytes() for source in (*_SOURCES, *_HEADERS)),
         version,
         " ".join(_FLAGS).encode(),
         _machine().encode(),

@@ -12,7 +12,7 @@
 #include <string.h>
 
 #ifdef __AVX512BF16__
-#include <immintrin.h>
+#include "vectors.h"
 
 #define TILE 6     /* rows of a product held in registers: 6 x 64 sums */
 #define QUERIES 48 /* of a task */
@@ -46,22 +46,6 @@ static inline __attribute__((always_inline)) void product(long rows, long pairs,
         tile(TILE, pairs, a, a_row, b, c, c_row, add);
     for (; rows >= 2; rows -= 2, a += 2 * a_row, c += 2 * c_row) tile(2, pairs, a, a_row, b, c, c_row, add);
     if (rows) tile(1, pairs, a, a_row, b, c, c_row, add);
-}
-
-/* e^x to fp32 rounding; 0 far below. */
-static inline __m512 exponential(__m512 x) {
-    __m512 t = _mm512_mul_ps(x, _mm512_set1_ps(1.44269504f));
-    __m512 whole = _mm512_roundscale_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m512 f = _mm512_fnmadd_ps(whole, _mm512_set1_ps(0.693145752f), x);
-    f = _mm512_fnmadd_ps(whole, _mm512_set1_ps(1.42860677e-6f), f);
-    __m512 y = _mm512_set1_ps(1.0f / 720);
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.0f / 120));
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.0f / 24));
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.0f / 6));
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(0.5f));
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.0f));
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(y, whole);
 }
 
 /* One row of logits, of which the first `seen` count, becomes `width` bf16 weights. Takes the running maximum and sum
@@ -535,9 +519,7 @@ void tenure_linear_rows(const uint16_t *w, const float *bias, const uint16_t *x,
             for (long k = 0; k < ROWS * live; k += 16) {
                 __m512 v = _mm512_add_ps(_mm512_loadu_ps(sums + k), offset);
                 if (gated) { /* two gates, then two ups of each token */
-                    __m512 below = exponential(_mm512_min_ps(_mm512_sub_ps(_mm512_setzero_ps(), v), _mm512_set1_ps(80.0f)));
-                    __m512 gate = _mm512_div_ps(v, _mm512_add_ps(_mm512_set1_ps(1.0f), below));
-                    v = _mm512_mul_ps(gate, _mm512_permutexvar_ps(turned, v));
+                    v = _mm512_mul_ps(silu_of(v), _mm512_permutexvar_ps(turned, v));
                 }
                 _mm512_storeu_ps(sums + k, v);
             }

@@ -27,7 +27,7 @@ MAX_TOKENS = 8
 """Tokens up to which products on plain loops beat a matrix product."""
 
 MAX_ROWS = 64
-"""The same of products on bf16 vectors, where torch has them on vectors too, and of those on int8 vectors."""
+"""The same of products on bf16 vectors, where torch has them on vectors too."""
 
 _TILED_ROWS = 16
 """The same where torch's products run on tiles (AMX): a guess, no such machine was at hand."""
@@ -143,6 +143,10 @@ class Native:
         for function in self._ragged.values():
             function.argtypes = [_pointer] * 10 + [_long] * 5 + [_float] + [_pointer] * 2
         self.int8_span = int(library.tenure_int8_span())
+        if self.int8_span:
+            self._product_int8 = library.tenure_product_i8
+            self._product_int8.argtypes = [_pointer] * 5 + [_long] * 3 + [_int]
+            self._product_int8.restype = None
         self._widest = int(library.tenure_can_attend())
         if self._widest:
             self._attend = library.tenure_attend
@@ -324,10 +328,38 @@ class Native:
         )
         return out
 
+    def can_multiply(self, x: Tensor) -> bool:
+        """Whether :meth:`product` takes activations of this kind, and is faster than torch with the weights unpacked."""
+        return bool(self.int8_span) and x.dtype == torch.bfloat16 and not has_tiles()
+
+    def product(
+        self, weight: Tensor, x: Tensor, *, scale: Tensor, bias: Tensor | None = None, gated: bool = False
+    ) -> Tensor:
+        """:meth:`linear` of many tokens, on int8 products.
+
+        Args:
+            weight: ``[outputs, width]`` int8.
+            x: ``[tokens, width]`` bf16.
+            scale: ``[outputs]`` fp32.
+            bias: ``[outputs]`` fp32.
+            gated: see :meth:`linear`.
+
+        Returns:
+            ``[tokens, outputs]`` bf16, half as wide if gated.
+        """
+        outputs, width = weight.shape
+        x = x.contiguous()
+        out = x.new_empty(len(x), outputs // 2 if gated else outputs)
+        self._product_int8(
+            *(tensor.data_ptr() for tensor in (weight, scale)),
+            None if bias is None else bias.data_ptr(),
+            *(tensor.data_ptr() for tensor in (x, out)),
+            *(len(x), outputs, width, gated),
+        )
+        return out
+
     def few(self, dtype: torch.dtype) -> int:
-        """Tokens up to which products with a weight of this dtype are faster here than torch's."""
-        if dtype == torch.int8 and self.int8_span:
-            return MAX_ROWS
+        """Tokens up to which :meth:`linear` with a weight of this dtype is faster here than products of many tokens."""
         if dtype != torch.bfloat16 or not self._widest:
             return MAX_TOKENS
         return _TILED_ROWS if has_tiles() else MAX_ROWS

@@ -107,9 +107,8 @@ class FusedDecoder:
             attended = work.attend(index, q, k, v, singles)
             hidden = hidden + layer.out(attended.flatten(1))
             x = self._rms(hidden, layer.mlp_norm)
-            gate, up = layer.gate_up(x).chunk(2, -1)
-            hidden = hidden + layer.down(self._activation(gate).mul_(up))
-            del gate, up, qkv, q, k, v, attended, x  # else they would stand beside those of the next layer
+            hidden = hidden + layer.down(layer.gate_up.gated(x, self._activation))
+            del qkv, q, k, v, attended, x  # else they would stand beside those of the next layer
         return self._rms(hidden, self._norm)
 
     def _few(self, kernels: Native, ids: Tensor, work: Forward, singles: Singles | None) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -44,7 +45,8 @@ class Projection:
         return self.weight.shape[0]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Apply to ``[tokens, width]`` in the model's dtype. int8 is unpacked for the length of a product of many tokens.
+        """Apply to ``[tokens, width]`` in the model's dtype. Where no kernel takes int8 weights, they are unpacked for the
+        length of a product of many tokens.
 
         torch's bf16 product on CPUs compiles code for each number of tokens and keeps it, megabytes a number. So it gets
         multiples of what our kernel does well, and the kernel the rest.
@@ -54,6 +56,8 @@ class Projection:
         if self.scale is not None:
             if kernels is not None and len(x) <= kernels.few(weight.dtype):
                 return self.few(kernels, x.float(), torch.empty(len(x), self.outputs)).to(x.dtype)
+            if kernels is not None and kernels.can_multiply(x):
+                return kernels.product(weight, x, scale=self.scale, bias=self._bias)
             weight = torch.mul(weight, self.scale.to(x.dtype)[:, None])
         kernels = kernels if weight.dtype == torch.bfloat16 else None
         if kernels is None or not kernels.has_products:
@@ -70,6 +74,19 @@ class Projection:
         rest = torch.empty(len(x) - most, self.outputs)
         out[most:] = kernels.linear_rows(weight, x[most:].contiguous(), rest, bias=self._bias)
         return out
+
+    def gated(self, x: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
+        """``activation(gate) * up`` where the outputs are a gate and an up projection, one behind the other.
+
+        Args:
+            x: ``[tokens, width]`` in the model's dtype.
+            activation: SiLU for int8 weights, whose kernel has it built in.
+        """
+        kernels = native() if self.scale is not None else None
+        if kernels is not None and self.scale is not None and kernels.can_multiply(x):
+            return kernels.product(self.weight, x, scale=self.scale, bias=self._bias, gated=True)
+        gate, up = self(x).chunk(2, -1)
+        return activation(gate).mul_(up)
 
     def few(
         self, kernels: Native, x: Tensor, out: Tensor, *, add: bool = False, gated: bool = False
