@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from tenure.config import SessionConfig
+from tenure.kernels.native import native
 
 if TYPE_CHECKING:
     from tenure.engine import Engine
@@ -41,9 +44,9 @@ def footprint(engine: Engine, config: SessionConfig) -> Footprint:
     """What a session of these options needs.
 
     Activations are those of a decoder layer: of its gated feed-forward (residual states, gate and up, the activated
-    gate, the weight of both unpacked from int8) and of its attention (states, queries rotated in fp32, their output,
-    keys and values packed for the kernel, a block of statistics). They do not live at the same time, but an allocator
-    keeps the memory of both.
+    gate; with int8 weights the activated gate and its rounded form, or the weight of both unpacked) and of its attention
+    (states, queries rotated in fp32, their output, keys and values packed for the kernel, a block of statistics). They
+    do not live at the same time, but an allocator keeps the memory of both.
 
     Args:
         engine: with the model loaded.
@@ -54,14 +57,20 @@ def footprint(engine: Engine, config: SessionConfig) -> Footprint:
     slots = config.capacity or 0
     hidden, heads = int(shape.hidden_size), int(shape.num_attention_heads) * layout.head_dim
     keys = layout.kv_heads * layout.head_dim
-    feed = chunk * size * (4 * hidden + 3 * int(shape.intermediate_size))
+    wide = int(shape.intermediate_size)
+    feed = chunk * size * 4 * hidden
+    if engine.config.weights != "int8":
+        feed += chunk * size * 3 * wide
+    elif (kernels := native()) is not None and kernels.can_multiply(torch.empty(0, dtype=layout.dtype)):
+        feed += chunk * (size + 1) * wide + 8 * chunk * wide // kernels.int8_span
+    else:
+        feed += chunk * size * 3 * wide + 2 * size * hidden * wide
     queries = chunk * (size * (3 * hidden + 3 * heads + 3 * keys) + 4 * 2 * heads)
     packed = 2 * size * (slots or chunk) * keys
     block = min(_BLOCK, 6 * _WINDOW * int(shape.num_attention_heads) * (slots or chunk))
     logits = 6 * int(shape.vocab_size)
-    unpacked = 2 * size * hidden * int(shape.intermediate_size) if engine.config.weights == "int8" else 0
     return Footprint(
         weights=engine.adapter.weight_bytes,
         slab=slots * layout.token_bytes * (3 if engine.config.rotate == "copy" else 2) // 2,
-        activations=feed + queries + packed + block + logits + unpacked,
+        activations=feed + queries + packed + block + logits,
     )

@@ -88,7 +88,7 @@ def test_a_product_of_any_number_of_tokens(dtype, tokens, bias):
     made = projection(dtype, 48, 96, bias)
     made = replace(made, bias=None if made.bias is None else made.bias.bfloat16())
     x = numbers(tokens, 96, seed=3).bfloat16()
-    rounded = tokens <= native().few(dtype) or native().can_multiply(x) and dtype is torch.int8
+    rounded = tokens <= native().few(dtype) or (native().can_multiply(x) and dtype is torch.int8)
     taken = seen(x.float(), dtype) if rounded else x
     want = taken.double() @ dense(made).T + (made.bias.double() if bias else 0)
     near(made(x), want, 0.1)  # bf16 results up to 30, int8 weights rounded once more
