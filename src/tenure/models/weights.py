@@ -45,8 +45,7 @@ class Projection:
         return self.weight.shape[0]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Apply to ``[tokens, width]`` in the model's dtype. int8 weights are unpacked for the length of a product of many
-        tokens where no kernel takes them as they are.
+        """Apply to ``[tokens, width]`` in the model's dtype. int8 is unpacked for one product where no kernel takes it.
 
         torch's bf16 product on CPUs compiles code for each number of tokens and keeps it, megabytes a number. So it gets
         multiples of what our kernel does well, and the kernel the rest.
