@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from tenure.bench.longsession.page import late_over_early, length_table, planner_table, run_section
+from tenure.bench.longsession.plots import draw
 from tests.bench.longsession.runs import MACHINE, run, stored
 
 SQUARE = {"none": 5, "h2o": 1, "foresight": 3, "bounded": 2, "pace": 5}
@@ -94,6 +95,21 @@ def test_noise_of_single_edges_is_told_apart():
     assert "Its noise spoilt single edges" in run_section(old, "", "")
     clean = run(stored(1, {"pace": 2}), name="clean")
     assert "single edges" not in run_section(clean, "", "")
+
+
+def test_forms_of_weights_are_told_apart(tmp_path):
+    whole = stored(1, {"pace": 5, "pace-online": 1}, tokens=2000)
+    small = [
+        stored(1, {"pace": 3, "pace-online": 3}, tokens=tokens, weights="int8") for tokens in (2000, 4000)
+    ]
+    runs = [run(one, name=name) for one, name in zip((whole, *small), "abc", strict=True)]
+    assert "### fake, int8 weights, 2,000 tokens" in run_section(runs[1], "", "")
+    assert "| fake, int8 weights | 4,000 |" in length_table(runs)
+    rows = [line for line in planner_table(runs).splitlines() if "pace-online" in line]
+    assert ["100.0%" in row for row in rows] == [False, True, True]
+    drawn = draw(runs, [whole, *small], tmp_path)
+    assert drawn.keys() >= {"By length, fake, int8 weights"}
+    assert "By length, fake" not in drawn  # one length alone is no line
 
 
 def test_lengths():

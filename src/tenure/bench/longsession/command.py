@@ -139,9 +139,10 @@ class Notes:
 
 def _table(result: dict[str, Any]) -> Table:
     from tenure.bench.longsession.page import noise_words
+    from tenure.bench.longsession.series import model_of
 
     sessions = len(result["seeds"])
-    title = f"{result['model']}, {result['config']['tokens']:,} tokens, {sessions} sessions"
+    title = f"{model_of(result)}, {result['config']['tokens']:,} tokens, {sessions} sessions"
     table = Table(title=title)
     table.add_column("arm", no_wrap=True)
     for heading in ("checks", "of control", "recall", "resident", "rotary gap", "K/V", "archive", "wall"):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tenure.bench.longsession.arms import ARMS
-from tenure.bench.longsession.series import Result, of_edges, plain
+from tenure.bench.longsession.series import Result, model_of, of_edges, plain
 
 _TOLD = ("pace", "bounded", "foresight", "h2o", "none")
 """Paired tests are told between PACE and these, and between planners and PACE."""
@@ -32,7 +32,7 @@ def run_section(run: Result, origin: str, config: str) -> str:
     """
     seeds = run["seeds"]
     lines = [
-        f"### {run['model']}, {run['config']['tokens']:,} tokens: `{run['name']}`\n",
+        f"### {model_of(run)}, {run['config']['tokens']:,} tokens: `{run['name']}`\n",
         f"{len(seeds)} sessions, seeds {ranges(seeds)}; {config}. {origin}\n",
         "| arm | checks passed | 95 % | of the control | recall | needed tokens resident | rotary gap | K/V "
         "| archive | s a session |",
@@ -112,14 +112,14 @@ def length_table(runs: Sequence[Result]) -> str:
     """PACE over lengths: recall, time a turn late over early, bytes. Empty with one length only."""
     rows = []
     lengths = set()
-    for run in sorted(plain(runs), key=lambda run: (str(run["model"]), int(run["config"]["tokens"]))):
+    for run in sorted(plain(runs), key=lambda run: (model_of(run), int(run["config"]["tokens"]))):
         arm = run["arms"].get("pace")
         if arm is None or run["config"]["distance"] is not None:
             continue
-        lengths.add((run["model"], run["config"]["tokens"]))
+        lengths.add((model_of(run), run["config"]["tokens"]))
         late = late_over_early(arm)
         rows.append(
-            f"| {run['model']} | {arm['tokens']:,} | {arm['sessions']} | {arm['recall']:.1%} "
+            f"| {model_of(run)} | {arm['tokens']:,} | {arm['sessions']} | {arm['recall']:.1%} "
             f"| {arm['checks_passed']} of {arm['checks_total']} | {'' if late is None else f'{late:.3f}'} "
             f"| {arm['kv_bytes']:,} |"
         )
@@ -168,7 +168,7 @@ def planner_table(runs: Sequence[Result]) -> str:
             done = arm.get("noise")
             spoilt = "" if not done else f"{done['spoilt']} of {done['spans']}, {done['lost']}"
             rows.append(
-                f"| {run['model']}, {config['tokens']:,} tokens | {name} | {noise} | {spoilt} | {arm['sessions']} "
+                f"| {model_of(run)}, {config['tokens']:,} tokens | {name} | {noise} | {spoilt} | {arm['sessions']} "
                 f"| {arm['checks_passed']} of {arm['checks_total']} | {arm['recall']:.1%} "
                 f"| {'' if of is None else f'{of:.1%}'} | {right} | {_archive(name, arm)} |"
             )
@@ -193,10 +193,11 @@ def planner_table(runs: Sequence[Result]) -> str:
 
 def _of_oracle(runs: Sequence[Result], run: Result, arm: Mapping[str, Any]) -> float | None:
     """Recall of an arm over the oracle's, in the seeds that both have."""
-    same = ("model", "tokens", "distance", "budget", "limit", "task_version")
+    same = ("tokens", "distance", "budget", "limit", "task_version")
     for other in [run, *runs]:
         clean = other["config"]["noise"] == "none" and "pace" in other["arms"]
-        if clean and all(other["config"][key] == run["config"][key] for key in same):
+        alike = model_of(other) == model_of(run)
+        if clean and alike and all(other["config"][key] == run["config"][key] for key in same):
             oracle = other["arms"]["pace"]["recall_by_seed"]
             seeds = [seed for seed in arm["recall_by_seed"] if seed in oracle]
             known = sum(oracle[seed] for seed in seeds)

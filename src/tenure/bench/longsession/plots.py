@@ -16,6 +16,7 @@ from tenure.bench.longsession.series import (
     by_gap,
     by_length,
     by_noise,
+    model_of,
     of_edges,
     time_by_length,
 )
@@ -50,11 +51,11 @@ def draw(results: Sequence[Result], stored: Stored, folder: Path) -> dict[str, P
     for result in results:
         config = result["config"]
         if set(SQUARE) <= set(result["arms"]) and config["noise"] == "none" and config["distance"] is None:
-            title = f"Foresight and bounded positions, {result['model']}, {_words(result)}"
+            title = f"Foresight and bounded positions, {model_of(result)}, {_words(result)}"
             wanted[title] = (f"ablation-{slug(result['name'])}", partial(_ablation, result))
-    for model in dict.fromkeys(str(result["model"]) for result in results):
-        mine = [result for result in results if result["model"] == model]
-        sessions = [found for found in stored if found["config"]["model"] == model]
+    for model in dict.fromkeys(model_of(result) for result in results):
+        mine = [result for result in results if model_of(result) == model]
+        sessions = [found for found in stored if model_of(found) == model]
         name = slug(model.rstrip("/").rsplit("/", 1)[-1])
         share: dict[str, Any] = {"ylabel": "checks passed", "share": True}
         tokens, seconds = {"xlabel": "tokens"}, {"ylabel": "seconds a turn"}

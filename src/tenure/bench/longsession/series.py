@@ -35,6 +35,13 @@ ALIKE = ("foresight", "pace")
 """Arms of one policy that are told the same plan: they differ in positions alone."""
 
 
+def model_of(found: Mapping[str, Any]) -> str:
+    """The model of a run or a session, with the form of its weights where that is not the usual one."""
+    config = found["config"]
+    weights = config.get("weights", "auto")
+    return str(config["model"]) + ("" if weights == "auto" else f", {weights} weights")
+
+
 def plain(results: Iterable[Result]) -> list[Result]:
     """Runs under right plans."""
     return [result for result in results if result["config"].get("noise", "none") == "none"]
