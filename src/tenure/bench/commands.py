@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -34,7 +34,11 @@ def speed(
     repeats: Annotated[int, typer.Option(min=5, help="Interleaved runs; medians are reported.")] = 7,
     tokens: Annotated[int, typer.Option(help="Length of the long session.")] = 100_000,
     parts: Annotated[str, typer.Option(help="Which measurements, separated by commas.")] = _PARTS,
+    policies: Annotated[
+        str, typer.Option(help="Whose overhead, separated by commas; all by default.", show_default=False)
+    ] = "",
     dtype: Dtype = "auto",
+    weights: Annotated[Literal["auto", "int8"], typer.Option(help="Tenure's.")] = "auto",
     device: Device = "cpu",
     seed: Annotated[int, typer.Option(help="Of the token ids.")] = 0,
     against_peers: Annotated[
@@ -59,7 +63,9 @@ def speed(
         chunk=chunk,
         repeats=repeats,
         tokens=tokens,
+        policies=tuple(name.strip() for name in policies.split(",") if name.strip()),
         dtype=dtype,
+        weights=weights,
         device=device,
         seed=seed,
     )

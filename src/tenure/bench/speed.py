@@ -9,16 +9,18 @@ from __future__ import annotations
 import copy
 import statistics
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import torch
 
 from tenure.config import EngineConfig
 from tenure.engine import Engine, compute_dtype
+from tenure.errors import ConfigError
 from tenure.models.sources import resolve
+from tenure.policies import POLICIES
 from tenure.session import Session
 from tenure.timing import now
 
@@ -35,7 +37,9 @@ class SpeedConfig:
         chunk: tokens a forward.
         repeats: of each measurement, at least 5.
         tokens: length of the long session.
+        policies: whose overhead is measured, ``recency`` among them; all by default.
         dtype: see :class:`~tenure.config.EngineConfig`.
+        weights: Tenure's, see there; transformers' stay as loaded.
         device: a torch device.
         seed: of the token ids.
     """
@@ -45,9 +49,25 @@ class SpeedConfig:
     chunk: int = 2048
     repeats: int = 7
     tokens: int = 100_000
+    policies: tuple[str, ...] = ()
     dtype: str = "auto"
+    weights: Literal["auto", "int8"] = "auto"
     device: str = "cpu"
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.policies and (unknown := set(self.policies) - set(_evicting())):
+            raise ConfigError(
+                f"{sorted(unknown)[0]!r} is not known",
+                option="policies",
+                way_out="Known: " + ", ".join(_evicting()),
+            )
+        if self.policies and "recency" not in self.policies:
+            raise ConfigError("others are held against recency", option="policies", way_out="Add it")
+
+
+def _evicting() -> list[str]:
+    return [name for name in POLICIES if name != "full"]
 
 
 class PeakMemory:
@@ -98,7 +118,7 @@ class Bench:
         dtype = compute_dtype(config.dtype, torch.device(config.device))
         path = resolve(config.model).path
         self.stock = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(config.device).eval()
-        engine_config = EngineConfig(dtype=config.dtype, device=config.device)
+        engine_config = EngineConfig(dtype=config.dtype, device=config.device, weights=config.weights)
         self.engine = Engine(copy.deepcopy(self.stock), config=engine_config, name=config.model)
         self._ids = torch.Generator().manual_seed(config.seed)
 
@@ -177,30 +197,33 @@ class Bench:
             self.stock(torch.tensor([[token]], device=self.stock.device), **_cache(cache))
 
     def long(self) -> dict[str, Any]:
-        """One session of ``tokens`` tokens: time a chunk, memory and cache size, early and late."""
-        session = self.engine.session(budget=self.config.budget, chunk=self.config.chunk, policy="h2o")
-        chunks = max(12, self.config.tokens // self.config.chunk)
-        early = max(1, round(10_000 / self.config.chunk))
-        edge = max(early + 3, round(20_000 / self.config.chunk))
-        window = max(3, min(7, chunks - edge))
-        seconds, sizes = [], set()
+        """One session of ``tokens`` tokens: cache size all along, memory early and late, time a chunk late over early.
+
+        For the times another session of about 10,000 tokens takes turns with the long one, so that a slow minute of the
+        machine hits both, however long the long one took.
+        """
+        options: dict[str, Any] = {
+            "budget": self.config.budget,
+            "chunk": self.config.chunk,
+            "policy": "h2o",
+        }
+        session = self.engine.session(**options)
+        chunk = self.config.chunk
+        early = max(2, round(10_000 / chunk))
+        edge = max(early, round(20_000 / chunk))
+        chunks = max(edge + 1, self.config.tokens // chunk)
+        sizes = set()
         with PeakMemory(torch.device(self.config.device)) as peak:
             peak_early = 0
             for number in range(chunks):
-                seconds.append(self.time(session.append_ids, self.ids(self.config.chunk)))
+                session.append_ids(self.ids(chunk))
                 sizes.add(session.stats().kv_bytes)
                 if number + 1 == edge:
                     peak_early = peak.bytes
                 if number % 8 == 0:
-                    self.note(f"long session {len(session):,} of {chunks * self.config.chunk:,} tokens")
-        start = max(1, early - window // 2)
-        first = statistics.median(seconds[start : start + window])
-        last = statistics.median(seconds[-window:])
-        return {
+                    self.note(f"long session {len(session):,} of {chunks * chunk:,} tokens")
+        result: dict[str, Any] = {
             "long_tokens": len(session),
-            "chunk_seconds_10k": first,
-            "chunk_seconds_end": last,
-            "flatness": last / first,
             "kv_bytes": sizes.pop() if len(sizes) == 1 else sorted(sizes),
             "kv_bytes_constant": not sizes,
             "full_kv_bytes": session.stats().full_kv_bytes,
@@ -208,30 +231,59 @@ class Bench:
             "peak_bytes_end": peak.bytes,
             "peak_ratio": peak.bytes / peak_early,
         }
+        young = self.engine.session(**options)
+        young.append_ids(self.ids((early - 1) * chunk))
+        seconds: dict[str, list[float]] = {"early": [], "late": []}
+        for turn in range(self.config.repeats):
+            ids = self.ids(chunk)
+            seconds["early"].append(self.time(young.append_ids, ids))
+            seconds["late"].append(self.time(session.append_ids, ids))
+            self.note(f"a chunk late and early {turn + 1}/{self.config.repeats}")
+        return {
+            **result,
+            "chunk_seconds_10k": statistics.median(seconds["early"]),
+            "chunk_seconds_end": statistics.median(seconds["late"]),
+            **_over("flatness", seconds["late"], seconds["early"]),
+        }
 
     def policy_overhead(self) -> dict[str, float]:
-        """Time of a session of 3 chunks and 64 decode steps under each policy, over that of recency."""
-        from tenure.policies import POLICIES
+        """Time of a session of 3 chunks and 64 decode steps under each policy, over that of recency in the same round.
 
-        names = [name for name in POLICIES if name != "full"]
+        Medians over the rounds. A round begins with another policy each time. PACE, foresight with bounded positions, is
+        also held against H2O.
+        """
+        names = self.config.policies or tuple(_evicting())
         arms = {(name, "logical"): self.session(policy=name, positions="logical") for name in names}
-        arms["foresight", "bounded"] = self.session(policy="foresight", positions="bounded")
+        pace, h2o = ("foresight", "bounded"), ("h2o", "logical")
+        if h2o in arms and ("foresight", "logical") in arms:
+            arms[pace] = self.session(policy="foresight", positions="bounded")
         seconds: dict[tuple[str, str], list[float]] = {arm: [] for arm in arms}
 
         def play(session: Session, ids: list[int]) -> None:
             session.append_ids(ids[:-64])
             session.force(ids[-64:])
 
+        order = list(arms)
         for turn in range(self.config.repeats):
             ids = self.ids(3 * self.config.chunk + 64)
-            for arm, session in arms.items():
-                seconds[arm].append(self.time(play, session, ids))
+            for place in range(len(order)):
+                arm = order[(turn + place) % len(order)]
+                seconds[arm].append(self.time(play, arms[arm], ids))
             self.note(f"policies {turn + 1}/{self.config.repeats}")
-        median = {arm: statistics.median(times) for arm, times in seconds.items()}
-        base = median["recency", "logical"]
-        overhead = {name: median[name, "logical"] / base for name in names}
-        overhead["pace_over_h2o"] = median["foresight", "bounded"] / median["h2o", "logical"]
-        return overhead
+        base = seconds["recency", "logical"]
+        overhead = {name: _ratio(seconds[name, "logical"], base) for name in names}
+        return overhead | (_over("pace_over_h2o", seconds[pace], seconds[h2o]) if pace in arms else {})
+
+
+def _ratio(seconds: Sequence[float], base: Sequence[float]) -> float:
+    """Median of the ratios of rounds."""
+    return statistics.median(one / other for one, other in zip(seconds, base, strict=True))
+
+
+def _over(name: str, seconds: Sequence[float], base: Sequence[float]) -> dict[str, float]:
+    """:func:`_ratio` under a name, with the quartiles of the rounds."""
+    low, _, high = statistics.quantiles(one / other for one, other in zip(seconds, base, strict=True))
+    return {name: _ratio(seconds, base), f"{name}_low": low, f"{name}_high": high}
 
 
 def _cache(cache: Any) -> dict[str, Any]:
