@@ -220,6 +220,21 @@ def test_int8_weights_are_near_and_small(engines, models, family):
     session.check_integrity()
 
 
+@pytest.mark.parametrize("weights", ["auto", "int8"])
+def test_the_output_projection_is_read_in_any_form(models, weights):
+    """Compressors weigh heads by it."""
+    model = copy.deepcopy(models("qwen2"))
+    want = [layer.self_attn.o_proj.weight.detach().clone() for layer in model.model.layers]
+    adapter = Engine(model, config=EngineConfig(weights=weights)).adapter
+    heads, dim = model.config.num_attention_heads, adapter.layout.head_dim
+    for layer, weight in enumerate(want):
+        got = adapter.output_projection(layer)
+        assert got.shape == (model.config.hidden_size, heads, dim)
+        step = weight.abs().amax(1, keepdim=True).float() / 127
+        off = (got.flatten(1) - weight).abs().float()
+        assert (off <= (0.51 * step if weights == "int8" else 0)).all()
+
+
 def test_int8_without_native_kernels_is_refused(models, monkeypatch):
     monkeypatch.setattr("tenure.models.fused.native", lambda: None)
     with pytest.raises(ModelError, match=r"weights: .*compiler"):

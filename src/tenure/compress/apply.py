@@ -294,7 +294,7 @@ def _context(
         question=list(words),
         delayed=delayed,
         cue=_cue(tokenizer),
-        out=_out(engine.adapter.model, layout.head_dim),
+        out=engine.adapter.output_projection,
         cos_sin=memory.angles,
         kernels=memory.device.kernels,
         scale=engine.adapter.scale,
@@ -321,19 +321,6 @@ def _turn(tokenizer: Any) -> str:
     chat = [{"role": "user", "content": _MARK}]
     text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     return str(text).rpartition(_MARK)[2]
-
-
-def _out(model: Any, head_dim: int) -> Callable[[int], Tensor | None]:
-    def out(layer: int) -> Tensor | None:
-        attention = model.model.layers[layer].self_attn
-        projection = getattr(attention, "o_proj", None) or getattr(attention, "dense", None)
-        weight = None if projection is None else projection.weight
-        if weight is None or not weight.numel():
-            return None
-        shaped: Tensor = weight.detach().view(weight.shape[0], -1, head_dim)
-        return shaped
-
-    return out
 
 
 def _verify(made: Entries, memory: Memory, entries: int) -> None:

@@ -115,6 +115,18 @@ class Adapter:
         storages = (tensor.untyped_storage() for tensor in tensors)
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
+    def output_projection(self, layer: int) -> Tensor | None:
+        """What joins the heads of a layer, ``[hidden, heads, D]`` in the model's dtype; None where it cannot be read."""
+        if isinstance(self.run, FusedDecoder):
+            weight = self.run.output_projection(layer).dense(self.layout.dtype)
+        else:
+            attention = self.model.model.layers[layer].self_attn
+            projection = getattr(attention, "o_proj", None) or getattr(attention, "dense", None)
+            if projection is None:
+                return None
+            weight = projection.weight.detach()
+        return weight.view(weight.shape[0], -1, self.layout.head_dim)
+
     @classmethod
     def attach(cls, model: Any, *, executor: str = "auto", weights: str = "auto") -> Adapter:
         """Hook a model that was loaded with any attention implementation.

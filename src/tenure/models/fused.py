@@ -84,6 +84,10 @@ class FusedDecoder:
                 if tensor is not None:
                     yield tensor
 
+    def output_projection(self, layer: int) -> Projection:
+        """What joins the heads of a layer."""
+        return self._layers[layer].out
+
     def __call__(self, ids: Tensor, work: Forward, logit_rows: Tensor) -> Tensor:
         """Logits ``[len(logit_rows), vocabulary]`` fp32 of token ids ``[T]``."""
         kernels = self._native

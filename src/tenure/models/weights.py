@@ -44,6 +44,12 @@ class Projection:
         """Width of the result."""
         return self.weight.shape[0]
 
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        """The weight ``[outputs, width]`` that it stands for; a copy where it is stored in int8."""
+        if self.scale is None:
+            return self.weight.to(dtype)
+        return torch.mul(self.weight, self.scale.to(dtype)[:, None])
+
     def __call__(self, x: Tensor) -> Tensor:
         """Apply to ``[tokens, width]`` in the model's dtype. int8 is unpacked for one product where no kernel takes it.
 
@@ -57,7 +63,7 @@ class Projection:
                 return self.few(kernels, x.float(), torch.empty(len(x), self.outputs)).to(x.dtype)
             if kernels is not None and kernels.can_multiply(x):
                 return kernels.product(weight, x, scale=self.scale, bias=self._bias)
-            weight = torch.mul(weight, self.scale.to(x.dtype)[:, None])
+            weight = self.dense(x.dtype)
         kernels = kernels if weight.dtype == torch.bfloat16 else None
         if kernels is None or not kernels.has_products:
             return functional.linear(x, weight, self.bias)
