@@ -538,8 +538,7 @@ void tenure_linear_rows(const uint16_t *w, const float *bias, const uint16_t *x,
 void tenure_round(const float *x, uint16_t *y, long count) {
     for (long i = 0; i < count; i += 16) {
         __mmask16 live = count - i >= 16 ? 0xffff : (__mmask16)((1u << (count - i)) - 1);
-        __m256bh part = _mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(live, x + i));
-        _mm256_mask_storeu_epi16(y + i, live, (__m256i)part);
+        _mm256_mask_storeu_epi16(y + i, live, to_bf16(_mm512_maskz_loadu_ps(live, x + i)));
     }
 }
 #else

@@ -234,8 +234,8 @@ void tenure_product_i8(const int8_t *w, const float *scale, const float *bias, c
                         __m512 one = _mm512_fmadd_ps(_mm512_loadu_ps(sums + k * 32), by[0], offset[0]);
                         __m512 other = _mm512_fmadd_ps(_mm512_loadu_ps(sums + k * 32 + 16), by[1], offset[1]);
                         if (gated) one = _mm512_mul_ps(silu_of(one), other);
-                        _mm256_mask_storeu_epi16(to, live[0], (__m256i)_mm512_cvtneps_pbh(one));
-                        if (!gated) _mm256_mask_storeu_epi16(to + 16, live[1], (__m256i)_mm512_cvtneps_pbh(other));
+                        _mm256_mask_storeu_epi16(to, live[0], to_bf16(one));
+                        if (!gated) _mm256_mask_storeu_epi16(to + 16, live[1], to_bf16(other));
                     }
                 }
             }

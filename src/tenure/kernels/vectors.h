@@ -17,6 +17,17 @@ static inline __m512 exponential(__m512 x) {
     return _mm512_scalef_ps(y, whole);
 }
 
+/* fp32 to bf16, rounded to nearest even. */
+static inline __m256i to_bf16(__m512 x) {
+#ifdef __AVX512BF16__
+    return (__m256i)_mm512_cvtneps_pbh(x);
+#else
+    __m512i bits = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    bits = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16));
+#endif
+}
+
 /* x / (1 + e^-x) */
 static inline __m512 silu_of(__m512 x) {
     __m512 below = exponential(_mm512_min_ps(_mm512_sub_ps(_mm512_setzero_ps(), x), _mm512_set1_ps(80.0f)));
