@@ -8,14 +8,17 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+import torch
 
 from tenure.bench.report import write
-from tenure.bench.ruler.play import Variant
+from tenure.bench.ruler.play import Grid, Variant, read
 from tenure.bench.ruler.run import Settings, ranks, run, summary
 from tenure.bench.ruler.tasks import FAMILIES, encode, make
+from tenure.compress.gracekv import method as gracekv
 from tenure.errors import ConfigError
 from tests.bench.longsession.runs import MACHINE
 from tests.chats import chat_engine
+from tests.conftest import random_ids
 
 
 def words(text):
@@ -135,6 +138,30 @@ def test_ranks_share_ties_and_leave_empty_cells_out():
     found = ranks(cells)
     assert (found["cells"], found["first"], found["second"], found["empty"]) == (3, 1, 1, 1)
     assert found["lost"] == [["aware", "single", 1, 16]]
+
+
+@pytest.mark.parametrize("mode", ["agnostic", "aware"])
+@pytest.mark.parametrize("method", ["gracekv", "kvzip"])
+def test_what_a_grid_found_out_once_gives_what_each_compression_alone_gives(
+    engines, monkeypatch, method, mode
+):
+    engine = engines("qwen2")
+    words, question = random_ids(400, seed=1), random_ids(12, seed=2)
+    reading = read(engine, words, question)
+    grid, asked = Grid(reading, mode), question if mode == "aware" else None
+    gathered = []
+    real = gracekv.gather
+    monkeypatch.setattr(gracekv, "gather", lambda *given, **more: gathered.append(1) or real(*given, **more))
+    for ratio in (2.0, 3.0, 64.0):
+        fork, build = grid.compressed(Variant.parse(method), ratio)
+        shared = len(gathered)
+        alone = reading.session.fork()
+        done = alone.compress(ratio=ratio, method=method, question=asked)
+        torch.testing.assert_close(fork.feed(question), alone.feed(question), atol=0, rtol=0)
+        assert build.stages.keys() == done.stages.keys()
+        assert build.seconds >= sum(build.stages.values()) > 0 or method == "kvzip"
+        gathered[shared:] = []
+    assert len(gathered) == (2 if method == "gracekv" else 0)  # at 64 fewer of the newest are exact
 
 
 def test_contexts_and_questions_are_one_chat(engines):

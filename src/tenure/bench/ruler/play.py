@@ -13,6 +13,7 @@ from tenure.bench.ruler.tasks import Prompt, encode, prose
 from tenure.compress import make_compressor
 from tenure.compress.apply import look
 from tenure.compress.base import Context, Scorer
+from tenure.compress.gracekv.method import Evidence, GraceKV
 from tenure.timing import now
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class Build:
 
 
 class Grid:
-    """All compressions of one reading, with what a method has scored once used for every ratio.
+    """All compressions of one reading, with what a method has found out once used for every ratio.
 
     Args:
         reading: the context.
@@ -98,11 +99,14 @@ class Grid:
         self._reading = reading
         self._question = reading.question if mode == "aware" else None
         self._scored: dict[str, tuple[Scorer, float]] = {}
+        self._known: dict[tuple[str, bytes], tuple[Evidence, dict[str, float]]] = {}
 
     def compressed(self, variant: Variant, ratio: float) -> tuple[Session, Build]:
         """A fork, compressed, and what this would take alone."""
         fork = self._reading.session.fork()
         method = make_compressor(variant.method, variant.options)
+        if isinstance(method, GraceKV):
+            return self._graced(fork, method, variant.name, ratio)
         spent = 0.0
         if isinstance(method, Scorer):
             if variant.name not in self._scored:
@@ -110,6 +114,27 @@ class Grid:
             method, spent = self._scored[variant.name]
         done = fork.compress(ratio=ratio, method=method, question=self._question)
         return fork, Build(spent + done.seconds, done.stages)
+
+    def _graced(self, fork: Session, method: GraceKV, name: str, ratio: float) -> tuple[Session, Build]:
+        """With evidence about the same tokens gathered once; at a high ratio fewer newest ones are left exact."""
+        known, spared = self._known, 0.0
+
+        class Known(GraceKV):
+            def evidence(self, part: Context) -> Evidence:
+                nonlocal spared
+                key = name, part.logical.cpu().numpy().tobytes()
+                if key in known:
+                    found, seconds = known[key]
+                    spared = sum(seconds.values())
+                    part.seconds.update(seconds)
+                else:
+                    found = super().evidence(part)
+                    known[key] = found, dict(part.seconds)
+                return found
+
+        options = {field.name: getattr(method, field.name) for field in fields(method)}
+        done = fork.compress(ratio=ratio, method=Known(**options), question=self._question)
+        return fork, Build(done.seconds + spared, done.stages)
 
     def _score(self, method: Scorer) -> tuple[Scorer, float]:
         """The method with the scores of all tokens known, and the seconds that they took."""

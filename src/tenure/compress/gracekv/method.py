@@ -22,6 +22,21 @@ from tenure.errors import ConfigError
 from tenure.timing import now
 
 
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What is known of the tokens before a budget is: the same for every budget.
+
+    Args:
+        slot: number of each token's slot, ``[L or 1, T]``.
+        turn: turning scores ``[T]`` of the first group's tokens.
+        flow: how much each token counts, and for whom.
+    """
+
+    slot: Tensor
+    turn: Tensor
+    flow: Flow
+
+
 @dataclass(frozen=True)
 class GraceKV(Compressor):
     """GraceKV (arXiv 2608.07001; its code is not public): one budget over layers, heads and resolution.
@@ -96,6 +111,10 @@ class GraceKV(Compressor):
 
     def compress(self, context: Context, budget: int) -> Entries:
         """See :class:`~tenure.compress.base.Compressor`."""
+        return self.build(context, self.evidence(context), budget)
+
+    def evidence(self, context: Context) -> Evidence:
+        """The first stages, which no budget enters: most of the time."""
         with _timed(context, "partition"):
             starts, turn = self._slots(context)
         with _timed(context, "flow"):
@@ -105,6 +124,11 @@ class GraceKV(Compressor):
                 probes=self.probes, watchers=self.watchers, pool=self.pool, hops=self.hops,
                 repeat=self.repeat, guess=self.guess,
             )  # fmt: skip
+        return Evidence(slot, turn, flow)
+
+    def build(self, context: Context, evidence: Evidence, budget: int) -> Entries:
+        """The other stages; see :class:`~tenure.compress.base.Compressor`."""
+        flow = evidence.flow
         value = flow.relevance * flow.sensitivity[..., None]
         if not self.trees:
             return take(context, self._best(value, budget))
@@ -113,7 +137,7 @@ class GraceKV(Compressor):
         if kept:
             singles = self._best(value, kept)
         with _timed(context, "trees"):
-            tokens, logical = self._axis(context, flow, slot, turn, singles)
+            tokens, logical = self._axis(context, evidence, singles)
             judges = _judges(context, flow, tokens)
             forest = grow(
                 tokens, judges, budget - kept, lazy=self.lazy and not self.quotas, pooled=self.pooled
@@ -150,12 +174,10 @@ class GraceKV(Compressor):
 
         return best(value, spread(torch.ones(value.shape[:2]), count, value.shape[2]))
 
-    def _axis(
-        self, context: Context, flow: Flow, slot: Tensor, turn: Tensor, singles: Tensor
-    ) -> tuple[Tokens, Tensor]:
+    def _axis(self, context: Context, evidence: Evidence, singles: Tensor) -> tuple[Tokens, Tensor]:
         """All tokens that are not single, pair after pair, and their logical indices."""
         layers, heads, length = context.shape
-        device = context.keys.device
+        device, slot, flow = context.keys.device, evidence.slot, evidence.flow
 
         def flat(x: Tensor) -> Tensor:
             return x[:, None].expand(layers, heads, length).reshape(-1)
@@ -175,7 +197,7 @@ class GraceKV(Compressor):
             root[1:] |= index[1:] != index[:-1] + 1
         everything = Tokens(
             pair, place, keep, flat(context.position), context.keys.flatten(0, 2), context.values.flatten(0, 2),
-            flow.relevance.flatten(), flat(turn[None]), flow.shares.flatten(0, 2),
+            flow.relevance.flatten(), flat(evidence.turn[None]), flow.shares.flatten(0, 2),
         )  # fmt: skip
         return everything.keep(keep, root), logical[keep]
 
