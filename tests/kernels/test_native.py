@@ -110,7 +110,7 @@ def test_products_of_many_tokens_with_int8_weights(tokens, outputs, width, bias,
     want = x.double() @ dense(made).T + (made.bias.double() if bias else 0)
     near(made(x), want, 0.01)
     gate, up = want.chunk(2, -1)
-    near(made.gated(x, torch.nn.functional.silu), torch.nn.functional.silu(gate) * up, 0.01)
+    near(made.gated(native(), x), torch.nn.functional.silu(gate) * up, 0.01)
 
 
 def test_int8_products_of_a_token_are_the_same_alone_and_in_a_chunk():
@@ -151,6 +151,41 @@ def test_rms_norm(shape):
     want = x.double() / (x.double().pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
     near(native().rms_norm(x, weight, torch.empty_like(x), 1e-6), want)
     near(native().rms_norm(x, weight, x, 1e-6), want)  # in place
+
+
+@pytest.mark.parametrize("shape", [(1, 8), (3, 33), (5, 2, 64)], ids=str)
+@pytest.mark.parametrize("adds", [False, True])
+def test_norm_of_rows(shape, adds):
+    x, weight = numbers(*shape, seed=6).bfloat16(), numbers(shape[-1], seed=7)
+    more = numbers(*shape, seed=8).bfloat16() if adds else None
+    added = x + more if adds else x.clone()
+    wide = added.double()
+    want = wide / (wide.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
+    near(native().norm_rows(x, weight, 1e-6, more), want, 0.005)
+    assert torch.equal(x, added)
+
+
+@pytest.mark.parametrize("half", [1, 40, 67])
+def test_gates_of_rows(half):
+    x = (numbers(5, 2 * half, seed=6) * 30).bfloat16()
+    x[0, 0], x[1, 0] = -3e4, 3e4  # where e^x is no fp32 number
+    gate, up = x.double().chunk(2, -1)
+    want = gate * torch.special.expit(gate) * up
+    near(native().gate_rows(x), want, 0.005)
+
+
+@pytest.mark.parametrize(("dim", "half"), [(16, 8), (18, 5)])
+def test_rotation_of_rows(dim, half):
+    """Heads that lie apart, channels beyond the rotary size."""
+    x = numbers(7, 3, dim, seed=6).bfloat16().transpose(0, 1)
+    angles = numbers(7, half, seed=7)
+    cos, sin = angles.cos(), angles.sin()
+    assert native().can_rotate(x, cos)
+    got = native().rotate_rows(x, cos, sin)
+    near(got, reference.rotate(x.double(), cos.double(), sin.double()), 0.005)
+    assert torch.equal(got[..., 2 * half :], x[..., 2 * half :])
+    assert not native().can_rotate(x.float(), cos)
+    assert not native().can_rotate(x, cos[:1])
 
 
 class Sessions:

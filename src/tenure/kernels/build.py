@@ -15,7 +15,7 @@ import torch
 from tenure.kernels.threads import openmp
 from tenure.paths import cache_folder
 
-_SOURCES = tuple(Path(__file__).with_name(name) for name in ("native.c", "flash.c", "int8.c"))
+_SOURCES = tuple(Path(__file__).with_name(name) for name in ("native.c", "flash.c", "int8.c", "rows.c"))
 _HEADERS = (Path(__file__).with_name("vectors.h"),)
 _FLAGS = ("-O3", "-march=native", "-ffast-math", "-fPIC", "-fopenmp")
 

@@ -12,13 +12,21 @@ import functools
 import torch
 from torch import Tensor
 
-from tenure.kernels import common
+from tenure.kernels import common, reference
 from tenure.kernels.build import has_tiles
 from tenure.kernels.common import decode
 from tenure.kernels.native import MAX_ROWS, Native, native
-from tenure.kernels.reference import in_two_calls, merge, rotate
+from tenure.kernels.reference import in_two_calls, merge
 
 __all__ = ["attend", "attend_weighted", "attention_mass", "decode", "extend", "merge", "rotate"]
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """See :func:`tenure.kernels.reference.rotate`."""
+    kernels = native()
+    if kernels is not None and kernels.can_rotate(x, cos):
+        return kernels.rotate_rows(x, cos, sin)
+    return reference.rotate(x, cos, sin)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:

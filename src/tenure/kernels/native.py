@@ -127,6 +127,14 @@ class Native:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._norm = library.tenure_rms_norm
         self._norm.argtypes = [_pointer] * 3 + [_long] * 2 + [_float]
+        self._norm_rows = library.tenure_norm_rows
+        self._norm_rows.argtypes = [_pointer] * 4 + [_long] * 2 + [_float]
+        self._gate_rows = library.tenure_gate_rows
+        self._gate_rows.argtypes = [_pointer] * 2 + [_long] * 2
+        self._rotate_rows = library.tenure_rotate_rows
+        self._rotate_rows.argtypes = [_pointer] * 4 + [_long] * 6
+        for function in (self._norm_rows, self._gate_rows, self._rotate_rows):
+            function.restype = None
         self._linear = {dtype: getattr(library, f"tenure_linear_{name}") for dtype, name in _NAMES.items()}
         for function in self._linear.values():
             function.argtypes = [_pointer] * 5 + [_long] * 3 + [_int] * 2
@@ -260,6 +268,48 @@ class Native:
         """Root-mean-square norm over the last axis: ``[..., width]`` fp32, weight ``[width]`` fp32."""
         width = weight.numel()
         self._norm(x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.numel() // width, width, eps)
+        return out
+
+    def norm_rows(self, x: Tensor, weight: Tensor, eps: float, add: Tensor | None = None) -> Tensor:
+        """Root-mean-square norm of many tokens.
+
+        Args:
+            x: ``[tokens, width]`` bf16, contiguous; ``add`` is added to it in place.
+            weight: ``[width]`` fp32.
+            eps: added to the mean square.
+            add: like ``x``, or None.
+        """
+        out = torch.empty_like(x)
+        more = None if add is None else add.contiguous()
+        self._norm_rows(
+            x.data_ptr(),
+            None if more is None else more.data_ptr(),
+            *(tensor.data_ptr() for tensor in (weight, out)),
+            *(x.numel() // x.shape[-1], x.shape[-1], eps),
+        )
+        return out
+
+    def gate_rows(self, x: Tensor) -> Tensor:
+        """``silu(gate) * up`` of ``[tokens, 2 * width]`` bf16, gate before up; ``[tokens, width]``."""
+        x = x.contiguous()
+        out = x.new_empty(len(x), x.shape[1] // 2)
+        self._gate_rows(x.data_ptr(), out.data_ptr(), *out.shape)
+        return out
+
+    def can_rotate(self, x: Tensor, cos: Tensor) -> bool:
+        """Whether :meth:`rotate_rows` takes these."""
+        alike = x.dim() == 3 and cos.dim() == 2 and cos.shape[0] == x.shape[1]
+        return alike and x.dtype == torch.bfloat16 and x.stride(2) == 1 and cos.dtype == torch.float32
+
+    def rotate_rows(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """See :func:`tenure.kernels.reference.rotate`: ``x`` ``[heads, T, D]``, ``cos`` and ``sin`` ``[T, r/2]``."""
+        heads, rows, dim = x.shape
+        out = x.new_empty(heads, rows, dim)
+        cos, sin = cos.contiguous(), sin.contiguous()
+        self._rotate_rows(
+            *(tensor.data_ptr() for tensor in (x, cos, sin, out)),
+            *(heads, rows, dim, cos.shape[1], x.stride(0), x.stride(1)),
+        )
         return out
 
     def linear(

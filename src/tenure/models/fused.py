@@ -101,19 +101,33 @@ class FusedDecoder:
 
     def _many(self, ids: Tensor, work: Forward, singles: Singles | None) -> Tensor:
         hidden = self._embed(ids)
+        more: Tensor | None = None
         for index, layer in enumerate(self._layers):
-            x = self._rms(hidden, layer.norm)
+            hidden, x = self._added(hidden, more, layer.norm)
             qkv = layer.qkv(x).view(len(x), -1, self._head_dim)
             q, k, v = torch.split(qkv, [self._heads, self._kv_heads, self._kv_heads], 1)
             if layer.q_norm is not None and layer.k_norm is not None:
                 q, k = self._rms(q, layer.q_norm), self._rms(k, layer.k_norm)
             q, k, v = q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1)
             attended = work.attend(index, q, k, v, singles)
-            hidden = hidden + layer.out(attended.flatten(1))
-            x = self._rms(hidden, layer.mlp_norm)
-            hidden = hidden + layer.down(layer.gate_up.gated(x, self._activation))
+            hidden, x = self._added(hidden, layer.out(attended.flatten(1)), layer.mlp_norm)
+            more = layer.down(self._gated(layer.gate_up, x))
             del qkv, q, k, v, attended, x  # else they would stand beside those of the next layer
-        return self._rms(hidden, self._norm)
+        return self._added(hidden, more, self._norm)[1]
+
+    def _added(self, hidden: Tensor, more: Tensor | None, norm: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum of two residual states, and it normed; ``hidden`` may be used for the sum."""
+        if self._native is not None and hidden.dtype == torch.bfloat16:
+            return hidden, self._native.norm_rows(hidden, self._in_fp32(norm), self._eps, more)
+        hidden = hidden if more is None else hidden + more
+        return hidden, self._rms(hidden, norm)
+
+    def _gated(self, projection: Projection, x: Tensor) -> Tensor:
+        if self._native is not None and x.dtype == torch.bfloat16:
+            return projection.gated(self._native, x)
+        gate, up = projection(x).chunk(2, -1)
+        activated: Tensor = self._activation(gate)
+        return activated.mul_(up)
 
     def _few(self, kernels: Native, ids: Tensor, work: Forward, singles: Singles | None) -> Tensor:
         decodes = singles is not None and len(singles.work) == len(work.work)
@@ -153,6 +167,8 @@ class FusedDecoder:
         return known
 
     def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
+        if self._native is not None and x.dtype == torch.bfloat16:
+            return self._native.norm_rows(x.contiguous(), self._in_fp32(weight), self._eps)
         return torch.rms_norm(x, (x.shape[-1],), weight, self._eps)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -80,18 +79,16 @@ class Projection:
         out[most:] = kernels.linear_rows(weight, x[most:].contiguous(), rest, bias=self._bias)
         return out
 
-    def gated(self, x: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
-        """``activation(gate) * up`` where the outputs are a gate and an up projection, one behind the other.
+    def gated(self, kernels: Native, x: Tensor) -> Tensor:
+        """``silu(gate) * up`` where the outputs are a gate and an up projection, one behind the other.
 
         Args:
-            x: ``[tokens, width]`` in the model's dtype.
-            activation: SiLU for int8 weights, whose kernel has it built in.
+            kernels: of this CPU.
+            x: ``[tokens, width]`` bf16.
         """
-        kernels = native() if self.scale is not None else None
-        if kernels is not None and self.scale is not None and kernels.can_multiply(x):
+        if self.scale is not None and kernels.can_multiply(x):
             return kernels.product(self.weight, x, scale=self.scale, bias=self._bias, gated=True)
-        gate, up = self(x).chunk(2, -1)
-        return activation(gate).mul_(up)
+        return kernels.gate_rows(self(x))
 
     def few(
         self, kernels: Native, x: Tensor, out: Tensor, *, add: bool = False, gated: bool = False
