@@ -14,7 +14,7 @@ from tenure.bench.calibration.trace import Lifetimes, join, trace
 from tenure.errors import ConfigError, SessionFileError
 from tenure.messages import Message
 from tenure.region_table import load_regions
-from tests.chats import chat_engine, joint, system, tokenizer, user
+from tests.chats import assistant, chat_engine, encode, joint, system, tokenizer, user
 
 
 def lives_of(half_life: float, count: int, seed: int, *, shape: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
@@ -151,6 +151,25 @@ def test_lifetimes_equal_those_of_the_stock_model(models, engines, clock, page) 
         assert got[name].died.tolist() == [died for _, died in lives]
     both = join([got, got])
     assert len(both["user"]) == 2 * len(got["user"])
+
+
+def test_steps_pass_as_in_the_session_that_wrote_the_answers(engines) -> None:
+    """A life that spans an answer is as long as the clock of a session that decodes it says."""
+    words = "the key is under the mat " * 6
+    chat = [system("Be kind."), user("Where is it? " * 6), assistant(words), user("And now? " * 12)]
+    engine = chat_engine(engines)
+    live = engine.session(policy="full", positions="logical")
+    live.append(chat[:2])
+    before = len(live), live.memory.aging.times["steps"]
+    live.force(encode("chatml", words))
+    after = len(live), live.memory.aging.times["steps"]
+    options = {"stride": 8, "grace": 8, "window": 8, "threshold": 0.0}  # everything is looked at to the end
+    got = trace(engine, [Message.parse(one) for one in chat], **options)["system"].time
+    assert after[1] - before[1] == after[0] - before[0] > 32
+    message = len(joint("chatml", chat[:3])) - len(joint("chatml", chat[:2]))  # with header and closing
+    others = len(joint("chatml", chat)) - message - 5
+    assert got[0] == pytest.approx(message + others / 64, abs=1e-9), "from the first token behind the sinks"
+    assert message - 8 <= after[1] - before[1] <= message, "the same but for header and closing"
 
 
 def test_forms_of_transcripts(tmp_path) -> None:

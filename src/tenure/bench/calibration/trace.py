@@ -1,7 +1,8 @@
 """Lifetimes of attention: for each token, how long it is looked at by more than its fair share.
 
 A transcript is read with a full cache in chunks of a few tokens; after each, the attention of the chunk's queries, a mean
-over all heads and layers, says which tokens were looked at.
+over all heads and layers, says which tokens were looked at. Steps pass as in a session that wrote the assistant's
+messages itself: with each of their tokens, and with 64 of the others.
 """
 
 from __future__ import annotations
@@ -122,22 +123,24 @@ def trace(
         ledger = session.memory.ledger
         rows = ledger.rows
         region = ledger.region[0, :rows].cpu()
-        owner = ledger.span_index(ledger.logical[0, :rows]).cpu() + spans
+        owner = ledger.span_index(ledger.logical[0, :rows]).cpu()
         sinks = session.config.sinks
-        others = torch.tensor([span.role != "assistant" for span in ledger.spans]).long().cumsum(0)
+        decoded = torch.tensor([span.role == "assistant" for span in ledger.spans])
         names = session.memory.aging.table.names
     ends = torch.tensor(log.ends)
     seen = ends[log.last] - 1  # the last token of the chunk that looked
     birth = torch.arange(rows)
     if clock == "turns":
-        turn = others[owner - spans]
-        time = (turn[seen] - turn).double()
+        now = (~decoded).double().cumsum(0)[owner]
+    elif clock == "steps":
+        now = torch.where(decoded[owner], 1.0, 1 / STEP_TOKENS).double().cumsum(0)
     else:
-        time = (seen - birth).double() / (STEP_TOKENS if clock == "steps" else 1)
+        now = birth.double()
+    time = now[seen] - now
     died = seen < rows - window
     fit = (birth >= sinks) & (birth < rows - grace - window)  # the others could not be looked at long enough
     return {
-        name: Lifetimes(time[mine], died[mine], owner[mine])
+        name: Lifetimes(time[mine], died[mine], owner[mine] + spans)
         for code, name in enumerate(names)
         if bool((mine := fit & (region == code)).any())
     }
