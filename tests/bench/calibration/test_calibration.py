@@ -95,6 +95,14 @@ def test_lives_that_never_end() -> None:
         survival.estimate({}, "steps")
 
 
+def test_a_median_of_nothing_is_a_median() -> None:
+    time, died = np.array([0.0] * 300 + [40.0] * 200), np.ones(500, bool)
+    assert survival.half_life(time, died) == (0.0, "kaplan-meier")
+    found = survival.estimate(table(scratchpad=(time, died)), "turns", resamples=10)["scratchpad"]
+    assert found.method == "kaplan-meier"
+    assert found.half_life == pytest.approx(0.5), "the least that the clock tells"
+
+
 def test_the_file_is_a_region_table(tmp_path) -> None:
     found = survival.estimate(table(system=lives_of(90.0, 500, 7)), "tokens", resamples=20)
     result = survival.to_json(found, "tokens")

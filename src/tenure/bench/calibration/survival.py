@@ -96,7 +96,7 @@ def weibull(time: Floats, died: Bools, seed: int = 0) -> tuple[float, float] | N
 def half_life(time: Floats, died: Bools) -> tuple[float, str]:
     """The Kaplan-Meier median, or the exponential fit where more than half outlives the transcript."""
     found = median(time, died)
-    return (found, "kaplan-meier") if found else (exponential(time, died), "exponential")
+    return (found, "kaplan-meier") if found is not None else (exponential(time, died), "exponential")
 
 
 def estimate(
