@@ -113,6 +113,16 @@ def test_a_run_is_resumed_and_summed_up(engines, tmp_path, monkeypatch):
     assert stamps == {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     assert summary(tmp_path) == found
     more = run(engine, replace(settings, ratios=(4.0,), modes=("agnostic",)), tmp_path, range(1), resume=True)
+    played = []
+    monkeypatch.setattr("tenure.bench.ruler.run._cells", lambda *given: played.append(given[-1]) or [])
+    run(
+        engine,
+        replace(settings, methods=("snapkv", "lagkv"), modes=("aware",)),
+        tmp_path,
+        range(1),
+        resume=True,
+    )
+    assert [[one.name for one in variants] for variants in played] == [["lagkv"], ["lagkv"]]
     ratios = {
         (c["mode"], c["ratio"]) for c in more["cells"] if c["method"] == "snapkv" and c["family"] == "single"
     }
@@ -121,7 +131,7 @@ def test_a_run_is_resumed_and_summed_up(engines, tmp_path, monkeypatch):
     }
 
 
-def test_ranks_share_ties_and_leave_empty_cells_out():
+def test_ranks_share_ties_and_leave_out_cells_that_rank_nobody():
     def cell(method, ratio, score):
         return {
             "method": method,
@@ -134,9 +144,11 @@ def test_ranks_share_ties_and_leave_empty_cells_out():
 
     cells = [cell("gracekv", 2, 0.5), cell("kvzip", 2, 0.5), cell("gracekv", 4, 0.1), cell("kvzip", 4, 0.2),
              cell("gracekv", 8, 0), cell("kvzip", 8, 0), cell("gracekv", 16, 0), cell("kvzip", 16, 1),
-             cell("snapkv", 16, 1), cell("full", 1, 1), cell("gracekv:hops=0", 2, 1)]  # fmt: skip
+             cell("snapkv", 16, 1), cell("full", 1, 1), cell("gracekv:hops=0", 2, 1), cell("gracekv", 32, 1),
+             cell("kvzip", 64, 0), cell("snapkv", 64, 0), cell("gracekv", 128, 1), cell("kvzip", 128, 0.5)]  # fmt: skip
     found = ranks(cells)
-    assert (found["cells"], found["first"], found["second"], found["empty"]) == (3, 1, 1, 1)
+    counts = tuple(found[name] for name in ("cells", "first", "alone", "second", "empty"))
+    assert counts == (4, 2, 1, 1, 1)
     assert found["lost"] == [["aware", "single", 1, 16]]
 
 
@@ -213,6 +225,7 @@ def test_the_page_has_a_table_and_a_plot(tmp_path):
     assert text.index("| gracekv") < text.index("| kvpress-kvzip")
     assert [path.name for path in files] == ["results.md", "ruler-tiny.png"]
     assert "(img/ruler-tiny.png)" in text
-    assert (
-        "Of 4 cells (mode, family, length, ratio), ties shared, gracekv is first in 4 and second in 0" in text
+    standing = (
+        "Of 2 cells (mode, family, length, ratio), ties shared, gracekv is first in 2, in 2 of them alone"
     )
+    assert standing in text

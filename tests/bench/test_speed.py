@@ -48,9 +48,14 @@ def test_policies_take_turns_to_begin(tenure, tiny_folder, monkeypatch):
     begun = []
     took = Bench.time
 
-    def time(self, call, session, ids):
+    def time(self, call, session, turn, ids):
         begun.append(session.memory.policy.name)
-        return took(self, call, session, ids)
+        spent = took(self, call, session, turn, ids)
+        if session.memory.policy.name == "foresight":
+            ledger = session.memory.ledger
+            assert (ledger.inside(ledger.spans.get("first")).sum(1) == 16).all()  # a quarter of the budget
+            assert session.plan.current.id == f"round-{turn}"
+        return spent
 
     monkeypatch.setattr(Bench, "time", time)
     chosen = ("recency", "h2o", "foresight")

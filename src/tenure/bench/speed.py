@@ -20,11 +20,15 @@ from tenure.config import EngineConfig
 from tenure.engine import Engine, compute_dtype
 from tenure.errors import ConfigError
 from tenure.models.sources import resolve
+from tenure.plan import Plan, Step
 from tenure.policies import POLICIES
 from tenure.session import Session
 from tenure.timing import now
 
 Progress = Callable[[str], None]
+
+PLANNED = ("foresight", "auto")
+"""Policies that are told a plan where their overhead is measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,18 +253,25 @@ class Bench:
     def policy_overhead(self) -> dict[str, float]:
         """Time of a session of 3 chunks and 64 decode steps under each policy, over that of recency in the same round.
 
-        Medians over the rounds. A round begins with another policy each time. PACE, foresight with bounded positions, is
-        also held against H2O.
+        Medians over the rounds; a round begins with another policy each time. Policies in ``PLANNED`` are told which
+        spans each round reads, of the ones that were first and of the round before. PACE, foresight with bounded
+        positions, is also held against H2O.
         """
         names = self.config.policies or tuple(_evicting())
-        arms = {(name, "logical"): self.session(policy=name, positions="logical") for name in names}
+        arms = {(name, "logical"): self._told(name, "logical") for name in names}
         pace, h2o = ("foresight", "bounded"), ("h2o", "logical")
         if h2o in arms and ("foresight", "logical") in arms:
-            arms[pace] = self.session(policy="foresight", positions="bounded")
+            arms[pace] = self._told(*pace)
         seconds: dict[tuple[str, str], list[float]] = {arm: [] for arm in arms}
+        piece = max(1, self.config.budget // 8)
 
-        def play(session: Session, ids: list[int]) -> None:
-            session.append_ids(ids[:-64])
+        def play(session: Session, turn: int, ids: list[int]) -> None:
+            if session.plan.steps:
+                session.plan.begin(f"round-{turn}")
+            for number, start in enumerate(range(0, len(ids) - 64, piece)):
+                stop = min(start + piece, len(ids) - 64)
+                session.queue_ids(ids[start:stop], span=f"round-{turn}-{number}")
+            self.engine.drain([session])
             session.force(ids[-64:])
 
         order = list(arms)
@@ -268,11 +279,29 @@ class Bench:
             ids = self.ids(3 * self.config.chunk + 64)
             for place in range(len(order)):
                 arm = order[(turn + place) % len(order)]
-                seconds[arm].append(self.time(play, arms[arm], ids))
+                seconds[arm].append(self.time(play, arms[arm], turn, ids))
             self.note(f"policies {turn + 1}/{self.config.repeats}")
         base = seconds["recency", "logical"]
         overhead = {name: _ratio(seconds[name, "logical"], base) for name in names}
         return overhead | (_over("pace_over_h2o", seconds[pace], seconds[h2o]) if pace in arms else {})
+
+    def _told(self, policy: str, positions: str) -> Session:
+        """A session at its budget, its first quarter a span that every round will read."""
+        rounds = range(self.config.repeats)
+        plan = Plan(
+            Step(f"round-{n}", reads=("first", f"round-{n - 1}-0") if n else ("first",)) for n in rounds
+        )
+        session = self.engine.session(
+            budget=self.config.budget,
+            chunk=self.config.chunk,
+            policy=policy,
+            positions=positions,
+            plan=plan if policy in PLANNED else None,
+        )
+        ids = self.ids(self.config.budget + self.config.chunk)
+        session.append_ids(ids[: self.config.budget // 4], span="first")
+        session.append_ids(ids[self.config.budget // 4 :])
+        return session
 
 
 def _ratio(seconds: Sequence[float], base: Sequence[float]) -> float:

@@ -169,9 +169,9 @@ def _standing(cells: Sequence[Cell]) -> str:
         f"{family} {tokens:,} {ratio:g}x ({mode})" for mode, family, tokens, ratio in found["lost"]
     )
     return (
-        f"Of {found['cells']} cells (mode, family, length, ratio), ties shared, gracekv is first in {found['first']} and "
-        f"second in {found['second']}; {found['empty']} cells in which all score 0 are left out."
-        + (f" Behind that: {lost}." if lost else "")
+        f"Of {found['cells']} cells (mode, family, length, ratio), ties shared, gracekv is first in {found['first']}, "
+        f"in {found['alone']} of them alone, and second in {found['second']}; in {found['empty']} cells all score 0, which "
+        "ranks nobody." + (f" Behind that: {lost}." if lost else "")
     )
 
 

@@ -93,7 +93,7 @@ def run(
                 for family in families:
                     path = results / name / f"{family}-{length}-{seed:04d}.json"
                     old = json.loads(path.read_text(encoding="utf-8")) if resume and path.exists() else None
-                    if old and _has(old, names, ratios):
+                    if old and _has(old, names, ratios, modes):
                         continue
                     note(f"{family}, {length} tokens, seed {seed}")
                     prompt = make(family, seed, length, count)
@@ -139,10 +139,17 @@ def _play(
     return cells, failed
 
 
-def _has(found: Mapping[str, Any], names: Sequence[str], ratios: Sequence[float]) -> bool:
+def _has(
+    found: Mapping[str, Any], names: Sequence[str], ratios: Sequence[float], modes: Sequence[str]
+) -> bool:
     """Whether each press has its cells, or has failed."""
-    known = {(cell["method"], cell["ratio"]) for cell in found["cells"]}
-    return all(name in found["failed"] or (name, ratio) in known for name in names for ratio in ratios)
+    known = {(cell["method"], cell["mode"], cell["ratio"]) for cell in found["cells"]}
+    return all(
+        name in found["failed"] or (name, mode, ratio) in known
+        for name in names
+        for mode in modes
+        for ratio in ratios
+    )
 
 
 def _stops(tokenizer: Any) -> list[int]:

@@ -140,8 +140,10 @@ class Grid:
         """The method with the scores of all tokens known, and the seconds that they took."""
         session = self._reading.session
         device = session.engine.layout.device
+        context = look(
+            session.fork(), question=self._question
+        )  # compressing looks again, and tells what that takes
         started = now(device)
-        context = look(session.fork(), question=self._question)
         score = method.score(context)
         seconds = now(device) - started
         logical, notes = context.logical[0], context.notes  # the context itself is as large as the cache

@@ -105,27 +105,35 @@ def run(
         settings: what is asked.
         folder: of the files; one a prompt.
         seeds: of the prompts.
-        resume: leave prompts alone that have a file with all the cells asked for.
+        resume: play only methods of which a prompt's file lacks a cell that is asked for.
         note: told what is going on.
 
     Returns:
         ``{"cells": [...]}``, see :func:`summary`.
     """
     variants = [Variant.parse(name) for name in settings.methods]
-    wanted = {(one.name, ratio) for one in variants for ratio in settings.ratios}
     for tokens in settings.tokens:
         for seed in seeds:
             for family in settings.families:
                 path = folder / f"{family}-{tokens}-{seed:04d}.json"
                 found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-                if resume and found and wanted <= {(c["method"], c["ratio"]) for c in found["cells"]}:
+                there = found["cells"] if resume and found else []
+                missing = [one for one in variants if _lacks(there, one, settings, family)]
+                if not missing:
                     continue
                 note(f"{family}, {tokens} tokens, seed {seed}")
-                cells = _cells(engine, settings, family, tokens, seed, variants)
+                cells = _cells(engine, settings, family, tokens, seed, missing)
                 if resume and found:
                     cells = merged(found["cells"], cells)
                 record.write(path, {**_head(settings, family, tokens, seed), "cells": cells})
     return summary(folder)
+
+
+def _lacks(cells: Sequence[Mapping[str, Any]], variant: Variant, settings: Settings, family: str) -> bool:
+    """Whether a cell of a method is missing; a continuation has no question that could be known."""
+    modes = ("agnostic",) if family == "continuation" else settings.modes
+    there = {(cell["mode"], cell["ratio"]) for cell in cells if cell["method"] == variant.name}
+    return any((mode, ratio) not in there for mode in modes for ratio in settings.ratios)
 
 
 def merged(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -198,20 +206,24 @@ def summary(folder: Path) -> dict[str, Any]:
 def ranks(cells: Sequence[Mapping[str, Any]], method: str = "gracekv") -> dict[str, Any]:
     """How often a method is first and second of all in a (mode, family, length, ratio), ties shared.
 
-    Cells in which every method scores 0 rank nobody.
+    Cells in which every method scores 0 rank nobody, nor do those that only this method has. ``alone`` counts those in
+    which no other is as good.
     """
     places: dict[tuple[Any, ...], dict[str, float]] = {}
     for cell in cells:
         if cell["method"] != "full" and ":" not in cell["method"]:
             key = (cell["mode"], cell["family"], cell["tokens"], cell["ratio"])
             places.setdefault(key, {})[cell["method"]] = cell["score"]
-    counted = {key: scores for key, scores in places.items() if method in scores and max(scores.values()) > 0}
+    contested = {key: scores for key, scores in places.items() if method in scores and len(scores) > 1}
+    counted = {key: scores for key, scores in contested.items() if max(scores.values()) > 0}
     better = {key: sum(one > scores[method] for one in scores.values()) for key, scores in counted.items()}
+    level = {key: sum(one >= scores[method] for one in scores.values()) for key, scores in counted.items()}
     return {
         "method": method,
         "cells": len(counted),
         "first": sum(count == 0 for count in better.values()),
+        "alone": sum(count == 1 for count in level.values()),
         "second": sum(count == 1 for count in better.values()),
         "lost": [list(key) for key, count in better.items() if count > 1],
-        "empty": len([key for key, scores in places.items() if max(scores.values()) <= 0]),
+        "empty": len(contested) - len(counted),
     }
