@@ -99,21 +99,21 @@ class Engine:
             options: fields of :class:`EngineConfig`.
 
         Raises:
-            ModelError: it cannot be found, fetched or held in memory.
+            ModelError: it cannot be found, fetched, read or held in memory, or weights of it are missing.
             UnsupportedModelError: it cannot be run exactly.
         """
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
         from tenure.models.folder import check_memory
+        from tenure.models.load import check_config, load_tokenizer, load_weights
         from tenure.models.sources import resolve
 
         config = EngineConfig(**options)
-        device = _device(config.device)
+        device = compute_device(config.device)
         dtype = compute_dtype(config.dtype, device)
         found = resolve(str(model))
+        check_config(found.path)
         check_memory(found.weight_bytes, dtype, parameters=found.parameters, device=str(device))
-        tokenizer = AutoTokenizer.from_pretrained(found.path)
-        loaded = AutoModelForCausalLM.from_pretrained(found.path, dtype=dtype)
+        tokenizer = load_tokenizer(found.path)
+        loaded = load_weights(found.path, dtype)
         engine = cls(loaded.to(device), tokenizer, config=config, name=str(model))
         if device.type == "cuda":
             torch.cuda.empty_cache()  # of the weights that were joined
@@ -354,7 +354,13 @@ class Engine:
         return [turn.text for turn in turns]
 
 
-def _device(name: str) -> torch.device:
+def compute_device(name: str) -> torch.device:
+    """The device of that name.
+
+    Raises:
+        ConfigError: it is none, or has no kernels.
+        ModelError: there is no such device.
+    """
     try:
         device = torch.device(name)
     except RuntimeError as error:

@@ -109,12 +109,11 @@ def examine(
 
 def _stock_model(model: str, device: str) -> Any:
     import torch
-    from transformers import AutoModelForCausalLM
 
+    from tenure.models.load import load_weights
     from tenure.models.sources import resolve
 
-    loaded = AutoModelForCausalLM.from_pretrained(resolve(model).path, dtype=torch.float32)
-    return loaded.to(device).eval()
+    return load_weights(resolve(model).path, torch.float32).to(device).eval()
 
 
 def _print(check: Check) -> None:

@@ -46,15 +46,7 @@ class Rope:
             UnsupportedModelError: the frequencies depend on the length of the text, or are not rotary at all.
         """
         config = model.config.get_text_config()
-        kind = rope_kind(config)
-        if kind not in STATIC_KINDS:
-            raise UnsupportedModelError(
-                f"rotary scaling {kind!r} changes its frequencies with the length of the text, so cached keys "
-                "would have to be computed again",
-                option=f"model {config.model_type}",
-                way_out="Use a checkpoint with default, linear, llama3 or yarn scaling, or set "
-                "rope_scaling to one of these in its config.json",
-            )
+        kind = check_rope(config)
         with torch.device("cpu"):
             module = type(model.model.rotary_emb)(config=config)
         inv_freq = module.inv_freq.detach().float().to(model.device)
@@ -81,6 +73,25 @@ class Rope:
             (angles.cos() * self.attention_factor).float(),
             (angles.sin() * self.attention_factor).float(),
         )
+
+
+def check_rope(config: Any) -> str:
+    """The kind of a model's rotary scaling.
+
+    Raises:
+        UnsupportedModelError: its frequencies depend on the length of the text.
+    """
+    config = config.get_text_config()
+    kind = rope_kind(config)
+    if kind not in STATIC_KINDS:
+        raise UnsupportedModelError(
+            f"rotary scaling {kind!r} changes its frequencies with the length of the text, so cached keys "
+            "would have to be computed again",
+            option=f"model {config.model_type}",
+            way_out="Use a checkpoint with default, linear, llama3 or yarn scaling, or set "
+            "rope_scaling to one of these in its config.json",
+        )
+    return kind
 
 
 def rope_kind(config: Any) -> str:
