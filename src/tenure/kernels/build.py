@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
-import platform
+import os
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,9 @@ from tenure.paths import cache_folder
 
 _SOURCES = tuple(Path(__file__).with_name(name) for name in ("native.c", "flash.c", "int8.c", "rows.c"))
 _HEADERS = (Path(__file__).with_name("vectors.h"),)
-_FLAGS = ("-O3", "-march=native", "-ffast-math", "-fPIC", "-fopenmp")
+_FLAGS = ("-O3", "-march=native", "-ffast-math", "-fPIC")
+_OPENMP = "-fopenmp"
+_LINES = 3  # of a failing compiler that are shown
 
 
 @functools.cache
@@ -31,21 +35,42 @@ def has_tiles() -> bool:
     return bool(capabilities().get("amx_bf16"))
 
 
-def build(compiler: str) -> Path:
-    """The library for this machine, from the cache folder or compiled into it.
+class BuildError(Exception):
+    """The compiler failed; the text ends with the last lines of what it said."""
+
+
+def load(compiler: Sequence[str]) -> ctypes.CDLL:
+    """The library for this machine, built if need be; one that cannot be loaded is built once more.
+
+    Args:
+        compiler: the command, with arguments of its own.
 
     Raises:
-        OSError: the folder cannot be written, or the compiler not started.
-        SubprocessError: the compiler failed.
+        OSError: the folder cannot be written, the compiler not started, or the library not loaded.
+        BuildError: the compiler failed.
+        SubprocessError: it took too long.
     """
-    shared = openmp() is not None
-    version = subprocess.run([compiler, "--version"], check=True, capture_output=True).stdout
+    library = build(compiler)
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError:
+        library.unlink(missing_ok=True)
+        return ctypes.CDLL(str(build(compiler)))
+
+
+def build(compiler: Sequence[str]) -> Path:
+    """The library for this machine, from the cache folder or compiled into it. Errors as in :func:`load`."""
+    target_of = _run([*compiler, "-march=native", "-dM", "-E", "-x", "c", os.devnull])
+    shared = (
+        openmp() is not None and b"__clang__" not in target_of
+    )  # clang's OpenMP is not the one that torch ships
     key = blake2b(digest_size=12)
     for part in (
         *(source.read_bytes() for source in (*_SOURCES, *_HEADERS)),
-        version,
-        " ".join(_FLAGS).encode(),
-        _machine().encode(),
+        b"\n".join(
+            sorted(target_of.splitlines())
+        ),  # the processor as the compiler sees it, and its own version
+        " ".join((*compiler, *_FLAGS)).encode(),
         str(shared).encode(),
     ):
         key.update(part)
@@ -55,20 +80,31 @@ def build(compiler: str) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         built = Path(folder, "native.so")
-        objects = [Path(folder, source.stem + ".o") for source in _SOURCES]
-        commands = [
-            [compiler, *_FLAGS, "-c", str(source), "-o", str(made)]
-            for source, made in zip(_SOURCES, objects, strict=True)
-        ]
-        # Left out at the link, OpenMP's symbols are torch's own: one pool of threads instead of two.
-        linked = [] if shared else ["-fopenmp"]
-        commands.append([compiler, "-shared", *map(str, objects), "-o", str(built), "-lm", *linked])
-        for command in commands:
-            subprocess.run(command, check=True, capture_output=True, timeout=120)
+        try:
+            _compile(compiler, built, [_OPENMP], shared=shared)
+        except (
+            BuildError
+        ):  # a compiler without OpenMP, or without its library: one thread is better than none
+            _compile(compiler, built, [])
+        with built.open("rb") as file:
+            os.fsync(file.fileno())
         built.replace(target)
     return target
 
 
-def _machine() -> str:
-    """What ``-march=native`` hangs on."""
-    return f"{platform.machine()} {sorted(capabilities().items(), key=str)}"
+def _compile(compiler: Sequence[str], built: Path, threads: Sequence[str], *, shared: bool = False) -> None:
+    objects = [built.with_name(source.stem + ".o") for source in _SOURCES]
+    for source, made in zip(_SOURCES, objects, strict=True):
+        _run([*compiler, *_FLAGS, *threads, "-c", str(source), "-o", str(made)])
+    # Left out at the link, OpenMP's symbols are torch's own: one pool of threads instead of two.
+    linked = () if shared else threads
+    _run([*compiler, "-shared", *map(str, objects), "-o", str(built), "-lm", *linked])
+
+
+def _run(command: Sequence[str]) -> bytes:
+    """What a command says."""
+    done = subprocess.run(command, check=False, capture_output=True, timeout=120)
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        raise BuildError(f"{command[0]} gave {done.returncode}: " + " | ".join(said[-_LINES:]))
+    return done.stdout

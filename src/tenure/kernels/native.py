@@ -12,6 +12,7 @@ import ctypes
 import functools
 import math
 import os
+import shlex
 import shutil
 import subprocess
 import warnings
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tenure.kernels.build import build, has_tiles
+from tenure.kernels.build import BuildError, has_tiles, load
 
 MAX_TOKENS = 8
 """Tokens up to which products on plain loops beat a matrix product."""
@@ -505,11 +506,10 @@ def native() -> Native | None:
     """The kernels, built if need be; None where they cannot be had."""
     if os.environ.get("TENURE_NATIVE") == "0":
         return None
-    compiler = os.environ.get("CC") or next(filter(shutil.which, ("cc", "gcc", "clang")), None)
-    if compiler is None:
-        return None
     try:
-        return Native(ctypes.CDLL(str(build(compiler))))
-    except (OSError, subprocess.SubprocessError, AttributeError) as error:
+        found = [name for name in ("cc", "gcc", "clang") if shutil.which(name)]
+        compiler = shlex.split(os.environ.get("CC", "")) or found[:1]
+        return Native(load(compiler)) if compiler else None
+    except (OSError, ValueError, subprocess.SubprocessError, BuildError, AttributeError) as error:
         warnings.warn(f"native kernels could not be built, decoding will be slower: {error}", stacklevel=2)
         return None

@@ -1,0 +1,138 @@
+"""How the library is built, with a compiler that tells what it was asked and fails where it is told to."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from pathlib import Path
+
+import pytest
+
+from tenure.kernels import build as building
+from tenure.kernels.build import BuildError, build, load
+from tenure.kernels.native import native
+
+REAL = next(filter(shutil.which, ("cc", "gcc", "clang")), None)
+
+pytestmark = pytest.mark.skipif(REAL is None or os.name == "nt", reason="no C compiler")
+
+COMPILER = """#!/bin/sh
+echo "$*" >> {log}
+case "$*" in
+*" -dM "*) {real} "$@"; cat {macros}; exit;;
+*"{fails}"*) echo first >&2; echo "no such thing as {fails}" >&2; exit 3;;
+esac
+exec {real} "$@"
+"""
+
+
+class Compiler:
+    """The real compiler behind a script."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path, self.log, self._macros = folder / "cc", folder / "log", folder / "macros"
+        self.macros = ""
+        self.fails_at("nothing-at-all")
+
+    def fails_at(self, option: str) -> None:
+        text = COMPILER.format(log=self.log, real=REAL, macros=self._macros, fails=option)
+        self.path.write_text(text)
+        self.path.chmod(0o755)
+
+    @property
+    def macros(self) -> str:
+        return self._macros.read_text()
+
+    @macros.setter
+    def macros(self, text: str) -> None:
+        self._macros.write_text(text)
+
+    @property
+    def asked(self) -> list[str]:
+        return self.log.read_text().splitlines() if self.log.exists() else []
+
+    @property
+    def links(self) -> list[bool]:
+        """For each link, whether it took OpenMP."""
+        return ["-fopenmp" in line for line in self.asked if "-shared" in line]
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiler:
+    """Builds one small file, in a cache of its own."""
+    source = tmp_path / "seven.c"
+    source.write_text("int tenure_seven(void) { return 7; }\n")
+    monkeypatch.setattr(building, "_SOURCES", (source,))
+    monkeypatch.setattr(building, "_HEADERS", ())
+    monkeypatch.setattr(building, "openmp", lambda: object())
+    monkeypatch.setenv("TENURE_CACHE", str(tmp_path / "cache"))
+    return Compiler(tmp_path)
+
+
+def test_built_once(compiler: Compiler) -> None:
+    assert load([str(compiler.path)]).tenure_seven() == 7
+    first = len(compiler.asked)
+    assert load([str(compiler.path)]).tenure_seven() == 7
+    assert len(compiler.asked) == first + 1, "only which processor it is"
+
+
+@pytest.mark.parametrize("content", [b"", b"\x7fELF and no more"], ids=["empty", "cut short"])
+def test_a_damaged_library_is_built_again(compiler: Compiler, content: bytes) -> None:
+    library = build([str(compiler.path)])
+    library.write_bytes(content)
+    assert load([str(compiler.path)]).tenure_seven() == 7
+
+
+def test_another_processor_has_another_library(compiler: Compiler) -> None:
+    first = build([str(compiler.path)])
+    compiler.macros = "#define __AVX9000__ 1\n"
+    assert build([str(compiler.path)]) != first
+
+
+def test_the_openmp_of_torch_is_shared_with_gcc_only(compiler: Compiler) -> None:
+    build([str(compiler.path)])
+    compiler.macros = "#define __clang__ 1\n"
+    build([str(compiler.path)])
+    assert compiler.links == [False, True]
+
+
+def test_without_the_library_of_openmp_there_is_one_thread(compiler: Compiler) -> None:
+    compiler.macros = "#define __clang__ 1\n"
+    compiler.fails_at("-lm -fopenmp")
+    assert load([str(compiler.path)]).tenure_seven() == 7
+    assert compiler.links == [True, False]
+    assert not any("-fopenmp" in line for line in compiler.asked[-2:])
+
+
+def test_a_compiler_with_arguments(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", f"'{compiler.path}' -DSEVEN=7")
+    with pytest.warns(UserWarning, match="tenure_rms_norm"):  # the small library has none of the kernels
+        assert native.__wrapped__() is None
+    assert all("-DSEVEN=7" in line for line in compiler.asked)
+
+
+def test_what_the_compiler_said_is_in_the_warning(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler.fails_at("-fPIC")
+    with pytest.raises(BuildError, match=r"gave 3: first \| no such thing as -fPIC"):
+        build([str(compiler.path)])
+    monkeypatch.setenv("CC", str(compiler.path))
+    with pytest.warns(UserWarning, match="no such thing as -fPIC"):
+        assert native.__wrapped__() is None
+
+
+@pytest.mark.parametrize("command", ["no-such-compiler", "'half a quote"])
+def test_a_compiler_that_is_none_costs_a_warning(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", command)
+    with pytest.warns(UserWarning, match="could not be built"):
+        assert native.__wrapped__() is None
+
+
+def test_a_blank_name_is_no_compiler_of_ones_own(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", " ")
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert native.__wrapped__() is None
