@@ -142,7 +142,7 @@ def test_stop_strings_are_texts(stop: object) -> None:
         TextStream(TOK, stop=stop)  # type: ignore[arg-type]
 
 
-def test_spaces_of_sentence_piece_vocabularies() -> None:
+def sentence_piece() -> PreTrainedTokenizerFast:
     words = {
         "<unk>": 0,
         "▁Hello": 1,
@@ -155,13 +155,32 @@ def test_spaces_of_sentence_piece_vocabularies() -> None:
     backend.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
-    tok = PreTrainedTokenizerFast(tokenizer_object=backend)
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+def test_spaces_of_sentence_piece_vocabularies() -> None:
+    tok = sentence_piece()
     smile = [4 + byte for byte in "😀".encode()]
     text = TextStream(tok)
     pieces = [text.push(token) for token in [1, 2, *smile, 3, 1, *smile[:2]]] + [text.finish()]
     assert pieces[:6] == ["Hello", " world", "", "", "", "😀"]
     assert "".join(pieces).startswith("Hello world😀! Hello")
     assert "".join(pieces) == tok.decode([1, 2, *smile, 3, 1, *smile[:2]], clean_up_tokenization_spaces=False)
+
+
+def test_a_text_goes_on_from_what_was_said_before() -> None:
+    tok = sentence_piece()
+    smile = [4 + byte for byte in "😀".encode()]
+    text = TextStream(tok, before=[1, 2])
+    assert text.push(2) + text.push(3) + text.finish() == " world!"
+    assert TextStream(tok).push(2) == "world"
+    text = TextStream(tok, before=[1, *smile[:2]])
+    assert [text.push(token) for token in smile[2:]] == ["", "😀"]
+    assert text.kept_ids() == (smile[2:], "")
+    assert TextStream(tok, before=[1, *smile[:2]]).finish() == ""
+    text = TextStream(tok, stop=["w"], before=[1, *smile[:3]])
+    assert text.push(smile[3]) + text.push(2) == "😀 "
+    assert text.kept_ids() == (smile[3:], " ")
 
 
 def test_time_a_token_does_not_grow() -> None:

@@ -650,3 +650,27 @@ def test_bf16_sessions(models):
     session.append("next")
     assert session.logits.dtype == torch.float32
     check_ledger(session)
+
+
+# -- positions that the model was trained on -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("budget", "chunk", "limit", "window"),
+    [(32, 20, None, 60), (32, 20, 64, 64), (16, 8, None, 32)],
+    ids=["the window", "chosen", "a power of two"],
+)
+def test_bounded_positions_stay_where_the_model_was_trained(models, caplog, budget, chunk, limit, window):
+    model = copy.deepcopy(models("qwen2", max_position_embeddings=60))
+    session = Engine(model).session(budget=budget, chunk=chunk, slack=4, limit=limit)
+    assert session.config.position_limit == window
+    session.append_ids(random_ids(300))
+    assert session.memory.ledger.next_position <= window
+    assert not caplog.records
+
+
+def test_positions_beyond_those_a_model_was_trained_on_are_told(models, caplog):
+    model = copy.deepcopy(models("qwen2", max_position_embeddings=60))
+    session = Engine(model, name="small").session(budget=64, chunk=16, slack=4)
+    assert session.config.position_limit == 128
+    assert "positions will reach 128, small was trained on 60" in caplog.text

@@ -534,6 +534,54 @@ def test_a_fork_in_the_middle_of_a_turn_has_its_text_so_far(engines):
         check_ledger(one)
 
 
+def test_a_turn_that_goes_on_finishes_the_character_that_was_cut(engines, monkeypatch):
+    """The caller saw half of it; what comes then is whole, as in the history."""
+    ids = encode("chatml", "aé")
+    assert len(ids) == 3
+    session = chat_session(engines)
+    session.append([user("Hi")])
+    Script(ids).install(monkeypatch)
+    assert "".join(session.generate(max_tokens=2)) == "a\ufffd"
+    Script(ids[2:]).install(monkeypatch)
+    assert "".join(session.generate(max_tokens=1)) == "é"
+    session.append([user("Thanks.")])
+    assert ids_of(session) == joint("chatml", [user("Hi"), assistant("aé"), user("Thanks.")])
+
+
+def test_forced_tokens_come_behind_those_that_wait(engines):
+    session = chat_engine(engines).session(chunk=8, policy="full")
+    waiting, forced = random_ids(40, seed=1), random_ids(3, seed=2)
+    session.queue_ids(waiting)
+    session.force(forced)
+    assert ids_of(session) == waiting + forced
+    assert session.memory.waiting == 0
+
+
+def test_a_session_of_another_engine_is_not_stepped(engines):
+    one, two = engines("llama").session(policy="full"), engines("qwen2").session(policy="full")
+    for session in (one, two):
+        session.queue_ids(random_ids(5))
+    with pytest.raises(ConfigError, match="another engine"):
+        one.engine.step([one, two])
+    assert (len(one), len(two), one.memory.waiting) == (0, 0, 5)
+
+
+def test_logits_that_are_no_numbers_end_one_turn_of_a_batch(engines):
+    sessions = [chat_session(engines) for _ in range(3)]
+    for session in sessions:
+        session.append([user("Hi")])
+        session.queue([], reply=True)
+        session.engine.drain([session])
+    sessions[1].logits = torch.full_like(sessions[1].logits, math.nan)
+    alone = sessions[0].fork()
+    with pytest.raises(ModelError, match="not finite"):
+        alone.engine.generate(sessions, max_tokens=3)
+    "".join(alone.generate(max_tokens=3))
+    for session in (sessions[0], sessions[2]):
+        assert ids_of(session) == ids_of(alone)
+        check_ledger(session)
+
+
 def test_a_batch_that_cannot_start_leaves_no_turn_open(engines):
     """One of three sessions has nothing to answer: the others can be used at once."""
     good, empty, last = (chat_session(engines) for _ in range(3))
@@ -593,6 +641,7 @@ def test_logits_that_are_no_numbers(engines, bad, options):
         ("stop", ""),
         ("stop", ("a", "")),
         ("stop", (1,)),
+        ("stop", 5),
         ("max_token", 5),
     ],
 )
@@ -607,6 +656,14 @@ def test_bad_sampling_options(engines, name, value):
         assert caught.value.option == name
         assert caught.value.way_out
         assert state_of(session) == before
+
+
+def test_whole_numbers_and_no_stop_are_sampling_options(engines):
+    texts = [
+        chat_session(engines).ask("Hi", max_tokens=6, seed=5, **options)
+        for options in ({"temperature": 1, "stop": None}, {"temperature": 1.0, "stop": []})
+    ]
+    assert texts[0] == texts[1]
 
 
 def test_a_seed_gives_the_same_text(engines):

@@ -437,6 +437,17 @@ def test_a_long_session_renders_a_window_of_its_skeleton() -> None:
         assert ids == joint(tok, as_template(chat))
 
 
+@pytest.mark.parametrize(("kind", "role"), [("chatml", "user"), ("chatml", "assistant")])
+def test_a_long_run_of_one_role_is_cut_too(kind: str, role: str) -> None:
+    tok = tokenizer(kind)
+    transcript = Transcript(tok)
+    chat = [{"role": role, "content": f"line {number}"} for number in range(60)]
+    ids = [token for message in chat for token in joined(transcript.open([message]))]
+    ids += joined(transcript.close())
+    assert len(transcript.snapshot().entries(16)) < 20
+    assert ids == joint(tok, as_template(chat))
+
+
 def test_a_long_chain_of_tool_calls_is_cut_too() -> None:
     tok = tokenizer("tools")
     transcript = Transcript(tok)

@@ -73,7 +73,8 @@ class SessionConfig:
         policy: name of a retention policy.
         policy_options: fields of that policy.
         positions: ``bounded``, ``logical`` or ``compact``.
-        limit: ``L`` of bounded positions; None takes the smallest power of two that is enough.
+        limit: ``L`` of bounded positions; None takes the smallest power of two that is enough, or all positions that the
+            model was trained on where these are fewer and enough.
         chunk: ``H``, tokens a forward while text is read.
         slack: slots that decoding may use over the budget before a burst of evictions.
         sinks: first tokens of the session that always stay.

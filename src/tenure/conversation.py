@@ -54,9 +54,11 @@ def render(transcript: Transcript, messages: Iterable[MessageLike], *, reply: bo
     twin = transcript.fork()
     twin.restore(State())
     pieces = twin.open(parsed, add_generation_prompt=reply)
-    named = [piece.span for piece in pieces if piece.span is not None]
-    for number, name in enumerate(named):
-        check_span_id(name, named[:number])
+    taken: set[str] = set()
+    for piece in pieces:
+        if piece.span is not None:
+            check_span_id(piece.span, taken)
+            taken.add(piece.span)
     return Conversation(pieces, [token for piece in pieces for token in piece.ids], twin, reply)
 
 

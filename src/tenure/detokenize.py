@@ -30,13 +30,21 @@ class TextStream:
         tokenizer: a Hugging Face tokenizer.
         stop: strings that end the text. The text from the first completed one on is never given out.
         stop_ids: ids that end the text and are no part of it.
+        before: ids that the text goes on from. They are not given out again, but where they end in the middle of a
+            character, the whole of it is.
 
     Attributes:
         stopped: the stop string or the stop id that ended the text, else None. What is pushed later is
             ignored.
     """
 
-    def __init__(self, tokenizer: Any, stop: Sequence[str] = (), stop_ids: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        stop: Sequence[str] = (),
+        stop_ids: Collection[int] = (),
+        before: Sequence[int] = (),
+    ) -> None:
         if isinstance(stop, str):
             stop = (stop,)
         if not all(isinstance(text, str) and text for text in stop):
@@ -57,6 +65,18 @@ class TextStream:
         # text from there on: what `kept_ids` needs. Neither grows with the turn.
         self._points: deque[tuple[int, int]] = deque([(0, 0)])
         self._recent = ""
+        self._go_on(before)
+
+    def _go_on(self, before: Sequence[int]) -> None:
+        known = [token for token in before if token not in self._silent][-_SETTLE_AFTER:]
+        half = 0
+        while half <= _UNDECIDED and self._decode(known[: len(known) - half]).endswith(_REPLACEMENT):
+            half += 1
+        if half > _UNDECIDED:  # broken bytes, not a character that was cut
+            half = 0
+        cut = len(known) - half
+        self._context, self._pending = known[:cut], known[cut:]
+        self._places = [0] * half
 
     def push(self, token: int) -> str:
         """Take one id and return the text that it settles, often the empty string."""
@@ -78,6 +98,8 @@ class TextStream:
         """Return what was held back: the last characters, and the replacement character for half of one."""
         if isinstance(self.stopped, str):
             return ""
+        if not self._ids:
+            return ""  # what is pending then was given out by the text before
         text = self._emit(self._take(len(self._pending), self._text_of(len(self._pending)))) + self._held
         self._given += len(self._held)
         self._held = ""

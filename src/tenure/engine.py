@@ -7,6 +7,7 @@ tokens. Linear layers see one matrix; attention looks at each session's own segm
 from __future__ import annotations
 
 import json
+import logging
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from tenure.memory import Memory
     from tenure.tiers.record import Archive
     from tenure.turn import Turn
+
+_log = logging.getLogger("tenure")
 
 _SMALL_SLAB = 64 << 20
 """Slabs below this are not held against the free memory, which takes a while to find out."""
@@ -207,6 +210,7 @@ class Engine:
             config = replace(config or SessionConfig(), **options)
         except TypeError as error:
             raise ConfigError(str(error), option="session") from error
+        config = self._within_window(config)
         self._check_slab(config)
         if archive is None and self.tiers is not None and config.budget is not None:
             archive = SpanArchive(self.tiers)
@@ -224,6 +228,20 @@ class Engine:
             ConfigError: another model, tokenizer, dtype or format made it, or its slab does not fit the memory.
         """
         return sessionstore.load(self, path)
+
+    def _within_window(self, config: SessionConfig) -> SessionConfig:
+        """Bounded positions within those that the model was trained on, where the session chose no limit."""
+        limit, window = config.position_limit, self.adapter.window
+        if limit is None or config.limit is not None or window is None or limit <= window:
+            return config
+        capacity = config.capacity or 0
+        if capacity <= window:
+            return replace(config, limit=window)
+        _log.warning(
+            "positions will reach %d, %s was trained on %d: give a budget and a chunk that are %d or less together",
+            *(limit, self.name, window, window - config.slack),
+        )
+        return config
 
     def _check_slab(self, config: SessionConfig) -> None:
         """Refuse a session whose slab does not fit memory: later it would fail, or be killed, in mid-turn."""
@@ -257,9 +275,17 @@ class Engine:
 
         Returns:
             Tokens computed.
+
+        Raises:
+            ConfigError: a session is another engine's; none has advanced.
         """
         most = limits or {}
-        batch = [(session, session.memory.take(most.get(session))) for session in dict.fromkeys(sessions)]
+        sessions = list(dict.fromkeys(sessions))
+        if any(session.engine is not self for session in sessions):
+            raise ConfigError(
+                "a session belongs to another engine", option="sessions", way_out="Step it with its own"
+            )
+        batch = [(session, session.memory.take(most.get(session))) for session in sessions]
         batch = [(session, ids) for session, ids in batch if ids]
         if not batch:
             return 0

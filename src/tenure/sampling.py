@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ class SamplingOptions:
         top_p: nucleus sampling, 1 takes all.
         min_p: least probability as a share of the largest, 0 takes all.
         seed: of the draw; None draws one.
-        stop: texts that end the turn and are not part of it.
+        stop: texts that end the turn and are not part of it; one, several or None.
         grammar: what the text must be, see :class:`tenure.grammar.Grammar`; None leaves it free.
         ignore_eos: never take an id that ends the turn; for measuring.
         one_call: end the turn behind its first call of a tool.
@@ -42,15 +42,18 @@ class SamplingOptions:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
-    stop: tuple[str, ...] | str = ()
+    stop: tuple[str, ...] | str | None = ()
     grammar: Grammar | None = None
     logprobs: int | None = None
     one_call: bool = False
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
+        stop = (self.stop,) if isinstance(self.stop, str) else () if self.stop is None else self.stop
+        if not isinstance(stop, Iterable):
+            raise ConfigError(f"{stop!r} cannot be used", option="stop", way_out="Give texts")
+        stop = tuple(stop)
+        object.__setattr__(self, "stop", stop)
         for name in ("max_tokens", "temperature", "top_p", "min_p"):
             kinds, word = (int, "whole number") if name == "max_tokens" else ((int, float), "number")
             if not isinstance(getattr(self, name), kinds) or isinstance(getattr(self, name), bool):
@@ -64,7 +67,7 @@ class SamplingOptions:
             ("min_p", 0 <= self.min_p < 1, "Give a share in [0, 1)"),
             ("seed", self.seed is None or _is_seed(self.seed), "Give a whole number from 0 to 2**63 - 1"),
             ("logprobs", self.logprobs is None or _is_count(self.logprobs), "Give 0 to 20"),
-            ("stop", all(isinstance(text, str) and text for text in self.stop), "Give non-empty texts"),
+            ("stop", all(isinstance(text, str) and text for text in stop), "Give non-empty texts"),
         )
         for option, good, way_out in checks:
             if not good:
@@ -124,7 +127,7 @@ class Sampler:
         self._warpers = LogitsProcessorList()
         if self._greedy:
             return
-        self._warpers.append(TemperatureLogitsWarper(options.temperature))
+        self._warpers.append(TemperatureLogitsWarper(float(options.temperature)))
         if options.top_p < 1:
             self._warpers.append(TopPLogitsWarper(options.top_p))
         if options.min_p > 0:

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 MessageLike = str | Mapping[str, Any] | Message
 
+_BEFORE = 8
+"""Newest tokens of an open message that the text of a turn goes on from: a word, or a character that was cut."""
+
 
 class Session(SessionBase):
     """An append-only stream of messages whose cache never outgrows its budget.
@@ -231,6 +234,8 @@ class Session(SessionBase):
     def force(self, ids: Sequence[int]) -> None:
         """Decode given tokens one step each, as if they had been sampled: for measuring and for replays.
 
+        What waits is read first.
+
         Args:
             ids: token ids; they become one span of the assistant.
 
@@ -239,6 +244,7 @@ class Session(SessionBase):
         """
         self._idle()
         ids = self._token_ids(ids)
+        self.engine.drain([self])
         span = self._new_span(None, Region.ASSISTANT, "assistant", None)
         self._forcing = True
         try:
@@ -295,14 +301,14 @@ class Session(SessionBase):
         if not self.memory.waiting and self.logits is None:
             self.memory.retake_last()  # a rollback has left the last token without its logits
         prefetch_next(self.memory)
-        self._turn = turn = Turn(
-            self, span, len(self.memory.ids) + self.memory.waiting, checked, calls or transcript.call_form
-        )
+        behind, state = self._states[-1]  # behind the header of an open turn
+        start = len(self.memory.ids) + self.memory.waiting
+        before = self.memory.newest(behind if state.turn else 0, _BEFORE) if raw or state.turn else ()
+        self._turn = turn = Turn(self, span, start, checked, calls or transcript.call_form, before)
         try:
             if not self.memory.waiting and self.logits is not None:
                 with uninterrupted():
                     turn.accept(self.logits)
-                turn.check()
         except BaseException:
             turn.close()
             raise

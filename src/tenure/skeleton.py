@@ -89,16 +89,17 @@ class State:
         """The skeleton, oldest first.
 
         With a limit, the rules at its start and the last exchanges: `limit` entries or a few more, cut where
-        the roles that remain are still in an order that a strict template takes.
+        the roles that remain are still in an order that the template takes: between two of one role if it has taken
+        such before.
         """
         found: list[Entry] = []
         node = self.last
         while node is not None:
             if limit is not None and len(found) >= limit:
                 before, after = node.entry.role, found[-1].role
-                if after == "user" and before in ("assistant", "tool"):
+                if after == "user" and before in ("assistant", "tool", "user"):
                     return [*self.rules, *reversed(found)]
-                if after == "assistant" and before == "tool":
+                if after == "assistant" and before in ("tool", "assistant"):
                     return [*self.rules, Entry("user"), *reversed(found)]
             found.append(node.entry)
             node = node.parent

@@ -66,6 +66,13 @@ class TokenStream:
             return self._backlog[-1].ids[-1]
         return self.ids[-1] if self.ids else None
 
+    def newest(self, start: int, count: int) -> list[int]:
+        """The last ``count`` tokens, computed or waiting, of those from the place ``start`` on."""
+        waiting = [token for item in self._backlog for token in item.ids[item.done :]]
+        room = max(0, count - len(waiting))
+        computed = self.ids[max(start, len(self.ids) - room) :] if room else ()
+        return [*computed, *waiting[max(0, start - len(self.ids)) :]][-count:]
+
     @property
     def waiting_spans(self) -> set[str]:
         """Ids of the spans that have tokens in the backlog."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
@@ -34,6 +34,7 @@ class Turn:
         start: tokens of the session before the first sampled one.
         options: of the sampling.
         calls: how the model writes calls of tools; None does not look for any.
+        before: the newest tokens of the same message, where the turn goes on with one.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Turn:
         start: int,
         options: SamplingOptions,
         calls: CallForm | None = None,
+        before: Sequence[int] = (),
     ) -> None:
         self.session = session
         self.options = options
@@ -55,7 +57,9 @@ class Turn:
         self._start = start
         self._stop_ids = session.stop_ids
         self._sampler = Sampler(options, self._stop_ids)
-        self._stream = TextStream(session.engine.tokenizer, stop=options.stop, stop_ids=self._stop_ids)
+        self._stream = TextStream(
+            session.engine.tokenizer, stop=options.stop or (), stop_ids=self._stop_ids, before=before
+        )
         self._pieces: list[str] = []
         self._split = None if calls is None else CallStream(calls)
         self._parts: list[str | ToolCall] = []

@@ -375,3 +375,12 @@ def test_a_rollback_past_compressed_tokens_goes_on_behind_them(engine):
     session.append_ids(random_ids(30, 9))
     check_order(session.memory)
     check_ledger(session)
+
+
+def test_a_tiny_budget_keeps_a_row_for_the_newest_token(engine):
+    session = engine.session(budget=7, sinks=4, chunk=4, slack=2, policy="recency")
+    session.append_ids(random_ids(7, 1))
+    with pytest.raises(ConfigError, match=r"would take 3 of 7 slots.*1 are for new"):
+        session.compress((4, 7), ratio=1.2, method="keydiff", recent=0)
+    session.append_ids(random_ids(10, 2))
+    assert int(session.memory.ledger.logical[:, : session.memory.ledger.rows].max()) == 16

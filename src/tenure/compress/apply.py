@@ -232,11 +232,11 @@ def _check_room(memory: Memory, slots: int) -> None:
     budget, taken = memory.config.budget, memory.frozen.slots + slots
     if budget is None or not memory.policy.evicts:
         return
-    fixed = needed(memory)
-    if budget - taken - fixed < budget // _ROWS:
+    fixed, least = needed(memory), max(1, budget // _ROWS)
+    if budget - taken - fixed < least:
         raise ConfigError(
             f"compressed tokens would take {taken} of {budget} slots, pins and sinks take {fixed}; "
-            f"{budget // _ROWS} are for new tokens",
+            f"{least} are for new tokens",
             option="ratio",
             way_out="Give a higher ratio or less to compress, or the session a larger budget",
         )

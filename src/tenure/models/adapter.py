@@ -115,6 +115,12 @@ class Adapter:
         storages = (tensor.untyped_storage() for tensor in tensors)
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
+    @property
+    def window(self) -> int | None:
+        """Positions that the model was trained on; None where it does not tell, or its rotary scaling stretches them."""
+        found = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        return int(found) if found and self.rope.kind == "default" else None
+
     def output_projection(self, layer: int) -> Tensor | None:
         """What joins the heads of a layer, ``[hidden, heads, D]`` in the model's dtype; None where it cannot be read."""
         if isinstance(self.run, FusedDecoder):

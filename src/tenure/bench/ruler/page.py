@@ -168,10 +168,11 @@ def _standing(cells: Sequence[Cell]) -> str:
     lost = ", ".join(
         f"{family} {tokens:,} {ratio:g}x ({mode})" for mode, family, tokens, ratio in found["lost"]
     )
+    first, alone, second = found["first"], found["alone"], found["second"]
     return (
-        f"Of {found['cells']} cells (mode, family, length, ratio), ties shared, gracekv is first in {found['first']}, "
-        f"in {found['alone']} of them alone, and second in {found['second']}; in {found['empty']} cells all score 0, which "
-        "ranks nobody." + (f" Behind that: {lost}." if lost else "")
+        f"Of {found['cells']} cells (mode, family, length, ratio), ties shared, gracekv is first in {first}, in {alone} "
+        f"of them alone, and second in {second}; in {found['empty']} cells all score 0, which ranks nobody."
+        + (f" Behind that: {lost}." if lost else "")
     )
 
 
