@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -319,6 +320,72 @@ def test_bad_names(name: str, hint: str) -> None:
 def test_hub_id_offline() -> None:
     with pytest.raises(DownloadError, match="org/some-model was not fetched"):
         resolve("org/some-model", progress=Recorder(), offline=True)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """A hub with one model."""
+    import huggingface_hub
+
+    served = Hub(save_folder(tmp_path / "snapshot"))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", served.fetch)
+    return served
+
+
+class Hub:
+    """Answers with a folder, or with an error.
+
+    Args:
+        folder: the snapshot.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.kept = folder, folder.with_name("kept")
+        self.calls = 0
+        self.error: OSError | None = None
+
+    def fetch(self, hub_id: str, **_: Any) -> str:
+        self.calls += 1
+        if self.error is not None:
+            raise RuntimeError("as the client wraps it") from self.error
+        shutil.copytree(self.folder, self.kept, dirs_exist_ok=True)
+        return str(self.kept)
+
+
+def test_a_model_of_the_hub_is_asked_for_once(hub: Hub) -> None:
+    found = resolve("org/model", progress=Recorder())
+    assert (found.kind, found.path) == ("hub", hub.kept)
+    assert resolve("org/model", progress=Recorder()) == found
+    assert hub.calls == 1
+
+
+def test_what_vanished_from_the_hubs_cache_is_fetched_again(hub: Hub) -> None:
+    found = resolve("org/model", progress=Recorder())
+    (hub.kept / "model.safetensors").unlink()
+    assert resolve("org/model", progress=Recorder()) == found
+    assert hub.calls == 2
+
+
+def test_a_cache_that_takes_no_note_is_no_hindrance(hub: Hub, cache: Path) -> None:
+    cache.write_text("a file")
+    assert resolve("org/model", progress=Recorder()).path == hub.kept
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT])
+def test_a_disk_error_is_no_silence_of_the_hub(hub: Hub, number: int) -> None:
+    hub.error = OSError(number, os.strerror(number), "blob")
+    with pytest.raises(ModelError, match=f"{os.strerror(number)}.*HF_HOME"):
+        resolve("org/model", progress=Recorder())
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionError("refused"), PermissionError(errno.EPERM, "not permitted")], ids=repr
+)
+def test_a_hub_out_of_reach(hub: Hub, error: OSError) -> None:
+    hub.error = error
+    with pytest.raises(DownloadError, match="the hub does not answer"):
+        resolve("org/model", progress=Recorder())
 
 
 def save_folder(path: Path, **options: Any) -> Path:
