@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure.serve.events import Stepped, TurnStarted
-from tenure.serve.store import shared
+from tenure.serve.reuse import shared
 from tests.chats import assistant, user
 from tests.serve.live import SMALL, serving
 

@@ -103,7 +103,9 @@ class Answers:
         run.job.emit(Text(run.index, text, choices))
 
     def close(self, run: Run, error: Exception | None = None) -> None:
-        """End an answer in whatever way; the session is free afterwards."""
+        """End an answer in whatever way; the session is free afterwards. Safe to call twice."""
+        if run.closed:
+            return
         turn, held, job = run.turn, run.held, run.job
         self.runs.remove(run)
         self.freed = True
@@ -114,7 +116,7 @@ class Answers:
         except Exception as broken:
             error = error or broken
         held.turns += 1
-        held.dirty = True
+        held.changed()
         session = session_of(held)
         reason = "error" if error is not None else str(turn.reason)
         if reason == "stop" and turn.calls:

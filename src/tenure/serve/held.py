@@ -24,6 +24,10 @@ class Held:
         session: in memory, or None while it is parked.
         ids: its tokens, while it is parked.
         chain: digest of the client's messages that it has answered or was answering, and their number.
+        dirty_since: when it first changed after it was last stored; None while what is stored is what it is.
+        config: digest of the options that it was stored with; "" if that is not known.
+        foreign: another model has made it, so it cannot be read here.
+        failed: its turns when it could last not be stored; it is tried again after the next one.
     """
 
     id: str
@@ -41,13 +45,30 @@ class Held:
     keep_until: float = 0.0
     named: bool = False
     temporary: bool = False
-    dirty: bool = False
+    dirty_since: float | None = None
+    failed: int | None = None
+    config: str = ""
+    foreign: bool = False
     run: Run | None = None
 
     @property
     def busy(self) -> bool:
         """Whether an answer is under way."""
         return self.run is not None
+
+    @property
+    def dirty(self) -> bool:
+        """Whether it has changed since it was stored."""
+        return self.dirty_since is not None
+
+    def changed(self) -> None:
+        """Note that what is stored of it is no longer what it is."""
+        if self.dirty_since is None:
+            self.dirty_since = time.time()
+
+    def stored(self) -> None:
+        """Note that it has been stored as it is."""
+        self.dirty_since = self.failed = None
 
     @property
     def tokens(self) -> array[int]:

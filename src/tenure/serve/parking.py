@@ -11,6 +11,7 @@ import json
 import logging
 from array import array
 from collections.abc import Iterable
+from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,6 +20,7 @@ from tenure.files import remove_parts, replace_file
 from tenure.serve.held import Held
 
 if TYPE_CHECKING:
+    from tenure.config import SessionConfig
     from tenure.engine import Engine
     from tenure.session import Session
 
@@ -45,7 +47,8 @@ class Parking(Protocol):
         """The session as it was stored.
 
         Raises:
-            TenureError: it is not there, or not what was stored.
+            SaveError: it is not there, or not what was stored.
+            ConfigError: another model made it, or there is no memory for it.
         """
         ...
 
@@ -76,6 +79,7 @@ class FileParking:
                 held = Held(**{name: data[name] for name in _FACTS})
                 held.chain = bytes.fromhex(data["chain"])
                 held.ids = array("I", base64.b64decode(data["ids"]))
+                held.config = str(data.get("config", ""))
             except (OSError, ValueError, KeyError, TypeError) as error:
                 _log.warning("an entry of the session folder cannot be read: %s", type(error).__name__)
                 continue
@@ -87,9 +91,11 @@ class FileParking:
         if held.session is None:
             return 0
         written = held.session.save(self._path(held))
+        held.config = config_digest(held.session.config)
         data: dict[str, Any] = {name: getattr(held, name) for name in _FACTS}
         data |= {
             "chain": held.chain.hex(),
+            "config": held.config,
             "ids": base64.b64encode(held.session.memory.ids.tobytes()).decode(),
         }
         text = json.dumps(data)
@@ -110,6 +116,12 @@ class FileParking:
 
     def _index(self, held: Held) -> Path:
         return self._folder / f"{_name(held)}.json"
+
+
+def config_digest(config: SessionConfig) -> str:
+    """A digest of a session's options, the same for options that were written down and read again."""
+    text = json.dumps(asdict(config), sort_keys=True, default=str)
+    return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _name(held: Held) -> str:

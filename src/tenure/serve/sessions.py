@@ -76,7 +76,7 @@ async def fork(session_id: str, request: Request, body: ForkRequest | None = Non
                 400, "invalid_value", f"the session has {len(source.tokens)} tokens", param="tokens"
             )
         _room(store, 1 + (source.session is None), source)
-        store.bring_back(source)
+        store.bring_back(source, again=False)
         held = store.fork(source, session=wanted.session_id)
         if wanted.tokens is not None and held.session is not None:
             held.session.keep_first(wanted.tokens)
@@ -119,7 +119,7 @@ async def restore(session_id: str, request: Request) -> dict[str, Any]:
         held = store.get(tenant, session_id)
         if held.session is None:
             _room(store, 1, held)
-            store.bring_back(held)
+            store.bring_back(held, again=False)
         return describe(held)
 
     return await on_engine(request, work)

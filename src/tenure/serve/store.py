@@ -10,19 +10,17 @@ import secrets
 import time
 from array import array
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-import numpy as np
-import torch
-
-from tenure.errors import BudgetError, MessageError, SaveError, TenureError
+from tenure.errors import ConfigError
 from tenure.serve.errors import ApiError
 from tenure.serve.events import Bus, SessionChanged, Traffic
 from tenure.serve.held import Held
+from tenure.serve.parked import no_room, read_parked
+from tenure.serve.parking import config_digest
+from tenure.serve.reuse import shared, useful
 
 if TYPE_CHECKING:
-    from tenure.conversation import Conversation
     from tenure.engine import Engine
     from tenure.serve.config import ServeConfig
     from tenure.serve.jobs import Job
@@ -61,6 +59,7 @@ class Store:
         self.parking = parking
         self.bus = bus
         self.slots = slots
+        self._options = config_digest(config.session)
         self.reserved = 0
         """Room that is promised already."""
         self._held: dict[tuple[str, str], Held] = {}
@@ -110,7 +109,7 @@ class Store:
             return Place("continued", named, shared(named.tokens, job.wanted))
         best, most = None, 0
         for held in self._held.values():
-            if held.tenant != job.tenant or held.salt != job.salt or held.temporary:
+            if held.tenant != job.tenant or held.salt != job.salt or held.temporary or held.foreign:
                 continue
             common = shared(held.tokens, job.wanted)
             rank = (common, self._goes_on(held, job), held.key == job.key, not held.busy, held.used)
@@ -123,6 +122,8 @@ class Store:
             return Place("continued", held, most)
         if held.session is not None:
             most = useful(held.session, most)
+        elif self._differs(held):
+            most = 0
         return Place("branched", held, most) if most >= _WORTH else Place("new", None, 0)
 
     @staticmethod
@@ -132,39 +133,57 @@ class Store:
     # -- making room -----------------------------------------------------------------------------
 
     def make_room(self, wanted: int, *, leave: Held | None = None) -> bool:
-        """Park idle sessions until ``wanted`` more fit; False, with nothing lost, where too many are busy."""
-        while self.resident + self.reserved + wanted > self.slots:
-            idle = [
-                held
-                for held in self._held.values()
-                if held.session is not None and not held.busy and held is not leave and not held.temporary
-            ]
-            if not idle:
-                return False
-            now = time.time()
-            self.park(min(idle, key=lambda held: (held.keep_until > now, held.priority, held.used)))
-        return True
+        """Park idle sessions until ``wanted`` more fit; False, with nothing changed, where too many are busy.
+
+        Raises:
+            ApiError: 503; sessions that would have to go could not be stored.
+        """
+        idle = [
+            held
+            for held in self._held.values()
+            if held.session is not None and not held.busy and held is not leave and not held.temporary
+        ]
+        needed = self.resident + self.reserved + wanted - self.slots
+        if needed > len(idle):
+            return False
+        now = time.time()
+        failed: ApiError | None = None
+        for held in sorted(idle, key=lambda held: (held.keep_until > now, held.priority, held.used)):
+            if needed <= 0:
+                break
+            try:
+                self.park(held)
+                needed -= 1
+            except ApiError as error:
+                failed = error
+        if needed > 0 and failed is not None:
+            raise failed
+        return needed <= 0
 
     def save(self, held: Held) -> None:
         """Store a session that stays in memory.
 
         Raises:
-            TenureError: it could not be stored.
+            ApiError: 503; it could not be stored.
         """
         begun = time.perf_counter()
         try:
             nbytes = self.parking.store(held)
-        except BaseException:
+        except Exception as error:
             self._traffic(held, "out", "error", begun)
-            raise
-        held.dirty = False
+            held.failed = held.turns
+            _log.error("a session could not be stored: %s", error)
+            raise ApiError(
+                503, "not_stored", "a session could not be stored; it stays in memory", retry_after=10
+            ) from error
+        held.stored()
         self._traffic(held, "out", "stored", begun, nbytes)
 
     def park(self, held: Held) -> None:
         """Move a session out of memory.
 
         Raises:
-            TenureError: it could not be stored; it stays in memory.
+            ApiError: 503; it could not be stored and stays in memory.
         """
         session = held.session
         if session is None:
@@ -176,24 +195,61 @@ class Store:
         session.close()
         self._report(held, "parked")
 
-    def bring_back(self, held: Held) -> None:
+    def bring_back(self, held: Held, *, again: bool = True) -> None:
         """Move a parked session into memory; there must be room.
 
-        What a tier has lost or broken is computed again: the session is then empty, and the request says so.
+        What is missing or broken is computed again, and so is a session of other options than the server's: it is then
+        empty, and the request says so. Where the reason lies outside, what was stored stays as it is.
+
+        Args:
+            held: the session.
+            again: whether a request follows that brings its whole conversation.
+
+        Raises:
+            ApiError: 409, another model made it, or it has other options and ``again`` is false; 503, it cannot be
+                read now.
         """
         if held.session is not None:
             return
         begun = time.perf_counter()
-        try:
-            held.session = self.parking.load(held)
-            self._traffic(held, "in", "hit", begun, held.session.memory.rows.nbytes)
-        except TenureError as error:
-            _log.warning("a parked session could not be read: %s", type(error).__name__)
-            self._traffic(held, "in", "error" if isinstance(error, SaveError) else "miss", begun)
-            held.session = self.engine.session(self.config.session)
-            held.dirty = True
+        other, session = self._differs(held), None
+        if not other:
+            try:
+                session = read_parked(self.parking, held)
+            except ApiError:
+                self._traffic(held, "in", "error", begun)
+                raise
+        if session is not None and config_digest(session.config) != self._options:
+            session.close()
+            session, other = None, True
+        if other and not again:
+            raise ApiError(
+                409,
+                "session_incompatible",
+                "the session was stored with other options than the server's (budget, policy, ...): the next request "
+                "with its whole conversation computes it again. Send that, or serve with its options",
+                param="session_id",
+            )
+        outcome = "hit" if session is not None else "miss" if other else "error"
+        self._traffic(held, "in", outcome, begun, 0 if session is None else session.memory.rows.nbytes)
+        if session is None:
+            session = self._made()
+            held.changed()
+        held.session = session
         held.ids = array("I")
         self._report(held, "restored")
+
+    def _differs(self, held: Held) -> bool:
+        """Whether a parked session is known to have other options than the server's."""
+        return held.session is None and held.config not in ("", self._options)
+
+    def _made(self) -> Session:
+        try:
+            return self.engine.session(self.config.session)
+        except ConfigError as error:
+            if error.option != "budget":
+                raise
+            raise no_room(error) from error
 
     def _traffic(self, held: Held, direction: str, outcome: str, begun: float, nbytes: int = 0) -> None:
         self.bus.report(
@@ -210,24 +266,41 @@ class Store:
 
     # -- making and ending -----------------------------------------------------------------------
 
-    def open(self, job: Job, *, temporary: bool = False) -> Held:
-        """A new session for a request."""
-        held = self._add(job.tenant, None if temporary else job.session, job.salt, job.key)
-        held.temporary = temporary
-        held.session = self.engine.session(self.config.session)
-        held.dirty = True
+    def open(self, job: Job) -> Held:
+        """A new session for a request.
+
+        Raises:
+            ApiError: 409, 429 or 503.
+        """
+        held = Held(_name(job.session), job.tenant, job.salt, job.key, named=job.session is not None)
+        self._check_new(held)
+        held.session = self._made()
+        self._add(held)
         self._report(held, "opened")
         return held
 
-    def fork(self, source: Held, *, session: str | None = None, temporary: bool = False) -> Held:
-        """A copy of a session that is in memory."""
+    def fork(
+        self, source: Held, *, session: str | None = None, temporary: bool = False, instead: bool = False
+    ) -> Held:
+        """A copy of a session that is in memory.
+
+        Args:
+            source: the session.
+            session: id of the copy; a free one if None.
+            temporary: it ends with its turn.
+            instead: where the tenant has no other session to give up for it, the source goes.
+
+        Raises:
+            ApiError: 409 or 429.
+        """
         if source.session is None:
             raise ApiError(500, "internal_error", "a parked session cannot be forked")
-        held = self._add(source.tenant, session, source.salt, source.key)
+        held = Held(_name(session), source.tenant, source.salt, source.key, named=session is not None)
         held.temporary = temporary
+        self._check_new(held, source, instead=instead)
         held.session = source.session.fork()
         held.chain, held.count, held.turns = source.chain, source.count, source.turns
-        held.dirty = True
+        self._add(held, source)
         self._report(held, "forked")
         return held
 
@@ -241,89 +314,35 @@ class Store:
             self.parking.forget(held)
             self._report(held, "deleted")
 
-    def _add(self, tenant: str, session: str | None, salt: str, key: str) -> Held:
-        mine = [held for held in self._held.values() if held.tenant == tenant and not held.temporary]
-        if len(mine) >= self.config.max_sessions:
-            idle = [held for held in mine if not held.busy and not held.named]
-            if not idle:
-                raise ApiError(
-                    429,
-                    "too_many_sessions",
-                    f"this key keeps {len(mine)} sessions, the limit is {self.config.max_sessions}",
-                    retry_after=60,
-                )
-            self.delete(min(idle, key=lambda held: held.used))
-        name = session or f"sess_{secrets.token_hex(12)}"
-        if (tenant, name) in self._held:
+    def _add(self, held: Held, source: Held | None = None) -> None:
+        """Enter a session that has been made; beyond the tenant's limit the one that was used longest ago goes."""
+        if not held.temporary and len(self.of(held.tenant)) >= self.config.max_sessions:
+            self.delete(min(self._spare(held.tenant), key=lambda one: (one is source, one.used)))
+        self._held[held.tenant, held.id] = held
+        held.changed()
+
+    def _check_new(self, held: Held, source: Held | None = None, *, instead: bool = False) -> None:
+        """Refuse a session that could not be entered, before it is made."""
+        if (held.tenant, held.id) in self._held:
             raise ApiError(409, "session_exists", "there is a session of this id already", param="session_id")
-        held = Held(name, tenant, salt, key, named=session is not None)
-        self._held[tenant, name] = held
-        return held
+        many = len(self.of(held.tenant))
+        if held.temporary or many < self.config.max_sessions:
+            return
+        if not any(instead or one is not source for one in self._spare(held.tenant)):
+            raise ApiError(
+                429,
+                "too_many_sessions",
+                f"this key keeps {many} sessions, the limit is {self.config.max_sessions}",
+                retry_after=60,
+            )
+
+    def _spare(self, tenant: str) -> list[Held]:
+        return [held for held in self.of(tenant) if not held.busy and not held.named]
 
     def _report(self, held: Held, change: str) -> None:
         if not held.temporary:
             self.bus.report(SessionChanged(tenant=held.tenant, session=held.id, change=change))
 
 
-def shared(tokens: array[int], wanted: np.ndarray[Any, np.dtype[np.uint32]]) -> int:
-    """Length of the common start of a session's ids and of those that are wanted; compares in place."""
-    size = min(len(tokens), len(wanted))
-    if not size or tokens[0] != wanted[0]:
-        return 0
-    differ = np.frombuffer(tokens, dtype=np.uint32, count=size) != wanted[:size]
-    first = int(differ.argmax())
-    return first if differ[first] else size
-
-
-def useful(session: Session, keep: int) -> int:
-    """Tokens of a session that a fork should keep, of ``keep`` that it could.
-
-    Where less than half is shared it is another conversation, and what this one has evicted of the shared start would
-    be missed there.
-    """
-    return keep if keep >= len(session) // 2 else min(keep, intact(session))
-
-
-def intact(session: Session) -> int:
-    """Tokens from the start on of which every row is in memory."""
-    ledger = session.memory.ledger
-    logical = ledger.logical[:, : ledger.rows]
-    same = (logical == torch.arange(ledger.rows, device=logical.device)).all(0)
-    return int(same.long().cumprod(0).sum())
-
-
-def adopt(held: Held, job: Job, keep: int) -> int:
-    """Bring a session to a request's conversation, using ``keep`` of its tokens at most.
-
-    Marks that the session cannot take (a step's reads that do not fit, a span's id that it has already, pins on top of
-    its own) are given up: they are hints.
-    """
-    session, whole = held.session, job.conversation
-    if session is None:
-        raise TenureError("the session is parked", option="session")
-    if keep < len(session):
-        session.keep_first(keep)
-    for _ in range(2):  # a refusal for each of the two kinds of marks
-        try:
-            return session.adopt(whole)
-        except (BudgetError, MessageError) as error:
-            whole = _give_up(whole, job.hints, error)
-    return session.adopt(whole)
-
-
-def _give_up(whole: Conversation, hints: list[dict[str, Any]], error: TenureError) -> Conversation:
-    """The conversation without the marks that were refused; the report of the hints says so."""
-    if error.option == "reads":
-        refused = ("step", "reads")
-        pieces = [replace(piece, step=None, reads=()) for piece in whole.pieces]
-    else:
-        refused = ("span", "pin")
-        pieces = [
-            replace(piece, span=None, pin="soft" if piece.pin == "hard" else piece.pin)
-            for piece in whole.pieces
-        ]
-    for entry in hints:
-        if entry["hint"] in refused and entry["outcome"] != "rejected":
-            outcome = "clipped" if entry["hint"] == "pin" else "rejected"
-            entry |= {"outcome": outcome, "reason": error.cause}
-    return replace(whole, pieces=pieces)
+def _name(session: str | None) -> str:
+    return session or f"sess_{secrets.token_hex(12)}"

@@ -12,16 +12,18 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tenure import timing
-from tenure.serve.answers import Answers, brought_back, fail, session_of
+from tenure.serve.answers import Answers, fail
 from tenure.serve.errors import ApiError, api_error
-from tenure.serve.events import Bus, Queued, Stepped, TurnStarted
+from tenure.serve.events import Bus, Queued, Stepped
 from tenure.serve.held import Held
-from tenure.serve.jobs import Job, Run, Started
+from tenure.serve.jobs import Job, Run
 from tenure.serve.pace import Pacer
-from tenure.serve.store import Place, Store, adopt, useful
+from tenure.serve.starting import Starter
+from tenure.serve.store import Store
 
 if TYPE_CHECKING:
     from tenure.engine import Engine
@@ -59,6 +61,7 @@ class Worker(threading.Thread):
         self._wake = threading.Condition()
         self._refusing = False
         self._answers = Answers(store, bus)
+        self._starter = Starter(store, self._answers, bus)
         self._stopping: float | None = None
         self._pacer = Pacer(config.session.chunk, config.smooth)
 
@@ -68,8 +71,8 @@ class Worker(threading.Thread):
         """Run a function on the engine's thread, between two forwards."""
         future: Future[_T] = Future()
         with self._wake:
-            if not self.is_alive() and self.ident is not None:
-                future.set_exception(ApiError(503, "shutting_down", "the server is shutting down"))
+            if self._dead:
+                future.set_exception(self._ended())
                 return future
             self._calls.append((function, future))
             self._wake.notify()
@@ -82,8 +85,8 @@ class Worker(threading.Thread):
             ApiError: 429 or 503; the queue is full, or the server is shutting down.
         """
         with self._wake:
-            if self.stopping:
-                raise ApiError(503, "shutting_down", "the server is shutting down", retry_after=5)
+            if self.stopping or self._dead:
+                raise self._ended()
             waiting = len(self._incoming) + len(self._jobs)
             if waiting >= self.config.waiting:
                 raise ApiError(503, "overloaded", f"{waiting} requests are waiting already", retry_after=2)
@@ -113,6 +116,10 @@ class Worker(threading.Thread):
         return self._refusing or self._stopping is not None
 
     @property
+    def _dead(self) -> bool:
+        return self.ident is not None and not self.is_alive()
+
+    @property
     def waiting(self) -> int:
         """Requests that wait for their turn."""
         return len(self._incoming) + len(self._jobs)
@@ -130,6 +137,12 @@ class Worker(threading.Thread):
 
     def run(self) -> None:
         """The thread's body."""
+        try:
+            self._loop()
+        finally:
+            self._leave()
+
+    def _loop(self) -> None:
         while True:
             with self._wake:
                 while not (
@@ -146,8 +159,16 @@ class Worker(threading.Thread):
                     return
             except Exception as error:
                 _log.exception("the engine's thread failed on something; the answers under way end with it")
-                for run in list(self._runs):
-                    self._answers.close(run, error)
+                self._end_all(error)
+
+    def _end_all(self, error: Exception) -> None:
+        """End all answers under way, each whatever the end of another one raises."""
+        for run in list(self._runs):
+            try:
+                self._answers.close(run, error)
+            except Exception as broken:
+                _log.exception("an answer could not be ended as it should")
+                fail(self.bus, run.job, broken)
 
     def _round(self) -> bool:
         """One turn of the loop; True at the end."""
@@ -163,24 +184,29 @@ class Worker(threading.Thread):
 
     def _save_some(self) -> None:
         """Store what has changed, one session at a time: at once while nobody waits, else when it has waited long."""
-        due = [held for held in self.store if held.dirty and not held.busy and not held.temporary]
-        due = [held for held in due if held.session is not None]
-        if not due or not self.durable:
+        due = self._unsaved()
+        if not due:
             return
-        held = min(due, key=lambda held: held.used)
-        if self._runs and time.time() - held.used < self.config.save_within:
+        since, held = min(due, key=lambda one: one[0])
+        if self._runs and time.time() - since < self.config.save_within:
             return
-        try:
+        with suppress(ApiError):  # the log has it, and the session is tried again after its next turn
             self.store.save(held)
-        except Exception as error:
-            held.dirty = False  # told once; the next turn tries again
-            _log.error("a session could not be saved: %s", type(error).__name__)
 
     def _patience(self) -> float | None:
         return 0.05 if self._jobs else None
 
-    def _unsaved(self) -> bool:
-        return self.durable and any(held.dirty and not held.busy for held in self.store)
+    def _unsaved(self) -> list[tuple[float, Held]]:
+        """Sessions that have to be stored, each with the time of its first change."""
+        if not self.durable:
+            return []
+        return [
+            (held.dirty_since, held)
+            for held in self.store
+            if held.dirty_since is not None
+            and held.session is not None
+            and not (held.busy or held.temporary or held.failed == held.turns)
+        ]
 
     def _run_calls(self) -> None:
         for _ in range(_CALLS):
@@ -219,7 +245,9 @@ class Worker(threading.Thread):
             job.tried = True
             self.store.reserved = self._still_to_branch()
             try:
-                started = len(self._runs) + job.n <= max(self.config.streams, job.n) and self._start(job)
+                started = len(self._runs) + job.n <= max(self.config.streams, job.n) and self._starter.start(
+                    job
+                )
             except Exception as error:
                 self._jobs.remove(job)
                 fail(self.bus, job, error)
@@ -235,60 +263,6 @@ class Worker(threading.Thread):
     def _still_to_branch(self) -> int:
         """Sessions that requests for several answers will need yet."""
         return sum(run.job.n - len(run.job.runs) for run in self._runs if run.index == 0)
-
-    def _start(self, job: Job) -> bool:
-        """Find a session and start its turn; False if the request has to wait."""
-        store = self.store
-        place = store.place(job)
-        if place.held is not None and place.how == "continued" and place.held.busy:
-            return False
-        if job.n > store.slots:
-            raise ApiError(400, "invalid_value", f"n may be {store.slots} at most", param="n")
-        held = self._session_for(job, place)
-        if held is None:
-            return False
-        try:
-            before = brought_back(held)
-            keep = useful(session_of(held), place.keep) if place.how == "branched" else len(held.tokens)
-            cached = adopt(held, job, keep)
-        except BaseException:
-            if place.how != "continued":
-                store.delete(held)
-            raise
-        held.chain, held.count = job.chain[-1] if job.chain else b"", len(job.chain)
-        held.priority, held.used, held.dirty = job.priority, time.time(), True
-        held.keep_until = max(held.keep_until, time.time() + job.ttl)
-        held.key = job.key or held.key
-        prompt = len(job.conversation.ids)
-        queued = time.monotonic() - job.arrival
-        self._answers.begin(job, held, 0, prompt, cached, before)
-        job.emit(Started(held.id, prompt, cached, queued, place.how, job.hints))
-        self.bus.report(
-            TurnStarted(
-                tenant=job.tenant,
-                session=held.id,
-                request=job.id,
-                prompt_tokens=prompt,
-                cached_tokens=cached,
-                queued=queued,
-                how=place.how,
-            )
-        )
-        return True
-
-    def _session_for(self, job: Job, place: Place) -> Held | None:
-        store, held = self.store, place.held
-        if held is not None and place.how == "continued":
-            if not store.make_room(job.n - (held.session is not None), leave=held):
-                return None
-            store.bring_back(held)
-            return held
-        if held is None:
-            return store.open(job) if store.make_room(job.n) else None
-        if not store.make_room(job.n + (held.session is None), leave=held):
-            return None
-        store.bring_back(held)
-        return store.fork(held, session=job.session)
 
     # -- one forward -----------------------------------------------------------------------------
 
@@ -314,8 +288,7 @@ class Worker(threading.Thread):
             seconds = timing.now(device) - begun  # here a device tells of what failed in it
         except Exception as error:
             _log.exception("a forward failed; %d answers end with it", len(self._runs))
-            for run in list(self._runs):
-                self._answers.close(run, error)
+            self._end_all(error)
             return
         prefill = sum(limits.values())
         self._pacer.observe(seconds, prefill=prefill, streams=len(streams))
@@ -340,8 +313,7 @@ class Worker(threading.Thread):
         late = self._stopping is not None and time.monotonic() > self._stopping
         if (self._runs or self._jobs) and not late:
             return False
-        for run in list(self._runs):
-            self._answers.close(run, ApiError(503, "shutting_down", "the server is shutting down"))
+        self._end_all(ApiError(503, "shutting_down", "the server is shutting down"))
         for held in self.store:
             if held.session is None or not self.durable:
                 continue
@@ -349,8 +321,19 @@ class Worker(threading.Thread):
                 self.store.park(held)
             except Exception as error:
                 _log.error("a session could not be saved: %s", api_error(error).code)
+        return True
+
+    def _leave(self) -> None:
+        """Let nobody wait for a thread that has ended."""
+        self._take_in()
+        for job in dict.fromkeys([*(run.job for run in self._runs), *self._jobs]):
+            fail(self.bus, job, self._ended())
         with self._wake:
             calls, self._calls = self._calls, deque()
         for _, future in calls:
             future.cancel()
-        return True
+
+    def _ended(self) -> ApiError:
+        if self.stopping:
+            return ApiError(503, "shutting_down", "the server is shutting down", retry_after=5)
+        return ApiError(503, "engine_stopped", "the engine has stopped; the server has to be started again")
