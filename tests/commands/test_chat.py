@@ -61,3 +61,14 @@ def test_bad_plan_file(chat, tmp_path):
     assert "cannot be read" in chat("", "--plan", tmp_path / "none.json", code=2).stderr
     (tmp_path / "bad.json").write_text('{"steps": [{"id": 5}]}')
     assert "steps[0].id" in chat("", "--plan", tmp_path / "bad.json", code=2).stderr
+
+
+def test_steps_in_brackets(chat, tmp_path):
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps({"steps": [{"id": "app/[slug]"}, {"id": "x[/b]"}]}))
+    out = chat(
+        "/plan app/[slug]\n/plan x[/b]\n/plan\n/plan [/i]\n/[/i]\n/explain [/i]\n", "--plan", plan
+    ).stdout
+    assert "belongs to step app/[slug]" in out
+    assert "belongs to step x[/b]" in out
+    assert "no command /[/i]" in out

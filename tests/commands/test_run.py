@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import pytest
+from rich.console import Console
 
 from tenure import sessionfile
 from tenure.commands.play import Player, by_step
+from tenure.commands.view import RunView
 from tenure.config import SessionConfig
 from tenure.errors import SessionFileError
 from tenure.messages import Message
@@ -168,6 +171,50 @@ def test_calibrate(tenure, tiny_folder, session_file, tmp_path):
     assert "user-2" in tenure("explain", long, *options, "--regions", table).stdout
     result = tenure("calibrate", long, "-m", tiny_folder, "--clock", "hours", code=2)
     assert "Known: tokens, steps, turns" in result.stderr
+
+
+NAMES = ("app/[slug]/page.tsx", "x[/b]", "[bold]", ":key:")
+
+
+@pytest.fixture
+def brackets(session_file):
+    """Ids that a terminal library would read as markup."""
+    return session_file(
+        *(
+            {
+                "role": "user",
+                "content": "One more word. " * 4,
+                "span": name,
+                "step": f"read {name}",
+                "reads": list(NAMES[max(0, at - 1) : at]),
+            }
+            for at, name in enumerate(NAMES)
+        ),
+        {"probe": "Which [/i] one?", "expect": ["[/b]"], "reads": ["x[/b]"], "max_tokens": 4},
+    )
+
+
+def test_names_in_brackets_are_names(tenure, tiny_folder, brackets, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    options = ["-m", tiny_folder, "--budget", 120, "--chunk", 64, "--slack", 8, "--policy", "h2o"]
+    out = tenure("explain", brackets, *options, "--timeline").stdout
+    spans, _, lost = out.partition("slots by region")
+    assert all(f"\n{name} " in f"\n{spans}" for name in NAMES)
+    assert all(name in lost for name in NAMES)
+    assert "read :key:" in spans
+    assert "/b" in tenure("explain", brackets, *options, "--span", "x[/b]").stdout
+    tenure("run", brackets, *options)
+
+
+def test_the_live_view_names_steps_in_brackets(engine, brackets):
+    player = Player(engine, sessionfile.load(brackets), config())
+    list(player.play(upto="read [bold]", ask=False))
+    console = Console(file=io.StringIO(), width=200)
+    view = RunView("[/title]")
+    view._speed.append((0.0, 0))
+    console.print(view._draw(player))
+    assert "step read x[/b]" in console.file.getvalue()
+    assert "[/title]" in console.file.getvalue()
 
 
 def test_explain_up_to_a_step(tenure, tiny_folder, story):

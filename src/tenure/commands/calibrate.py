@@ -32,6 +32,7 @@ def run(
 ) -> None:
     """Read the transcripts with a full cache, and print, store and draw the half-lives."""
     from rich.console import Console
+    from rich.text import Text
 
     from tenure.bench import record
     from tenure.bench.calibration import plots, survival, transcripts
@@ -55,7 +56,7 @@ def run(
     parts, spans = [], 0
     with console.status("") as status:
         for number, (path, chat) in enumerate(chats, 1):
-            status.update(f"{path.name}, {number} of {len(chats)}")
+            status.update(Text(f"{path.name}, {number} of {len(chats)}"))
             parts.append(
                 trace(
                     engine,
@@ -89,19 +90,20 @@ def run(
     if not as_json:
         console.print(_table(found, clock))
         if out is not None:
-            console.print(f"Use it with --regions {out}", highlight=False)
+            console.print(Text(f"Use it with --regions {out}"), soft_wrap=True)
     typer.echo(json.dumps({key: result[key] for key in ("config", "all", "regions")}))
 
 
 def _table(found: Any, clock: str) -> Any:
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(
         "region", "half-life", "95 %", "tokens", "ended", "Weibull shape", "from", title=f"in {clock}"
     )
     for name, one in found.items():
         table.add_row(
-            name,
+            Text(name),
             f"{one.half_life:,.1f}",
             f"{one.low:,.1f} - {one.high:,.1f}",
             f"{one.n:,}",

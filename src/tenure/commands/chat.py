@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tenure.commands.explain import spans_table
 from tenure.commands.options import MemoryOptions, ModelOptions, SamplingFlags, load_engine
@@ -99,9 +100,8 @@ class Chat:
         with suppress(ImportError):
             import readline  # noqa: F401  # line editing and history for input()
         budget = "no budget" if self.config.budget is None else f"budget {self.config.budget:,}"
-        self.out.print(
-            f"[dim]{self.engine.name}, {self.config.policy}, {budget}. /help lists the commands.[/]"
-        )
+        title = f"{self.engine.name}, {self.config.policy}, {budget}. /help lists the commands."
+        self.out.print(Text(title, style="dim"))
         while (line := self._ask()) is not None:
             try:
                 if not line.strip():
@@ -112,7 +112,7 @@ class Chat:
                 else:
                     self._answer(line)
             except TenureError as error:  # a message or a command is at fault, never the session
-                self.out.print(f"error: {error}", style="red", markup=False)
+                self.out.print(Text(f"error: {error}", style="red"))
 
     def load(self, place: str) -> None:
         """Go on with a saved session, with the options that it was saved with."""
@@ -185,7 +185,7 @@ class Chat:
             self.session = self._start()
             self.out.print("[dim]a new session[/]")
         else:
-            self.out.print(f"no command {name}; /help lists them", style="red", markup=False)
+            self.out.print(Text(f"no command {name}; /help lists them", style="red"))
         return False
 
     def _stats(self) -> None:
@@ -205,12 +205,11 @@ class Chat:
         plan = self.session.plan
         if step:
             self.step = plan[step].id
-            self.out.print(f"[dim]the next message belongs to step[/] {step}")
+            self.out.print(Text.assemble(("the next message belongs to step ", "dim"), step))
             return
         if not len(plan):
             self.out.print("[dim]no plan; give one with --plan FILE[/]")
         for one in plan.steps:
             mark = "done" if one.id in plan.finished else "now" if plan.current is one else ""
-            self.out.print(
-                f"{mark:>4}  {one.id}  reads {', '.join(map(str, one.reads)) or 'nothing'}", markup=False
-            )
+            reads = ", ".join(map(str, one.reads)) or "nothing"
+            self.out.print(Text(f"{mark:>4}  {one.id}  reads {reads}"))

@@ -42,6 +42,7 @@ def run(
     check_amount(ratio, entries)
     compressor = make_compressor(method, dict(map(key_value, method_option)))
     from rich.console import Console
+    from rich.text import Text
 
     from tenure.commands.play import Player
 
@@ -77,4 +78,4 @@ def run(
             highlight=False,
         )
     for when, text in answers.items():
-        console.print(f"{when}: {text}", markup=False, highlight=False)
+        console.print(Text(f"{when}: {text}"))

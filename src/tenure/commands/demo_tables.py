@@ -26,11 +26,12 @@ _WIDE = 110
 
 def introduce(file: SessionFile, budget: int, tokens: int, model: str) -> None:
     """What is about to happen."""
-    Console(highlight=False).print(
-        f"[bold]{model}[/] reads {len(file.messages)} messages, about {tokens:,} tokens: three definitions, "
+    about = (
+        f" reads {len(file.messages)} messages, about {tokens:,} tokens: three definitions, "
         f"then source files.\nThe cache keeps {budget:,} slots. At the end come {len(file.probes)} questions "
         "about the definitions."
     )
+    Console(highlight=False).print(Text.assemble((model, "bold"), about))
 
 
 def show(arms: list[Arm], probes: list[Probe], reading: float, seconds: float) -> None:

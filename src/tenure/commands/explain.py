@@ -41,6 +41,7 @@ def run(
         steps = ", ".join(step.id for step in file.plan().steps) or "none"
         raise PlanError(f"the file has no step {upto!r}", option="upto", way_out=f"Its steps: {steps}")
     from rich.console import Console
+    from rich.text import Text
 
     from tenure.commands.play import Player
 
@@ -78,7 +79,7 @@ def run(
         console.print()
         console.print(timeline_table(points, pages))
     if span:
-        console.print(reports[0].text, markup=False, highlight=False)
+        console.print(Text(reports[0].text))
         layers = " ".join(f"{share:.0%}" for share in reports[0].resident_by_layer)
         console.print(f"resident by layer: {layers}", style="dim", highlight=False)
 
@@ -103,14 +104,14 @@ def spans_table(reports: Sequence[SpanReport]) -> Group:
         lost = (f"{reason} {count / slots:.0%}" for reason, count in one.evicted.items())
         more = f" +{len(one.readers) - 1}" if len(one.readers) > 1 else ""
         table.add_row(
-            one.id,
-            one.region + (f" ({one.pin} pin)" if one.pin else ""),
+            Text(one.id),  # names are a user's: as plain strings, brackets in them would be markup
+            Text(one.region + (f" ({one.pin} pin)" if one.pin else "")),
             f"{one.tokens:,}",
             f"{one.resident:.0%}",
             *([f"{one.compressed:,.1f}"] if squeezed else []),
             "-" if one.positions is None else "{:,}-{:,}".format(*one.positions),
             "-" if one.rotary_gap is None else f"{one.rotary_gap:,.0f}",
-            one.readers[0] + more if one.readers else "-",
+            Text(one.readers[0] + more if one.readers else "-"),
             ", ".join(lost) or "-",
             style="dim" if one.resident == 0 and not one.compressed else "",
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -31,21 +31,22 @@ def timeline_table(timeline: Timeline, pages: Sequence[EvictedPage]) -> Group:
     slots = Table(
         box=None, pad_edge=False, title="slots by region, after so many tokens", title_justify="left"
     )
-    slots.add_column("region")
+    slots.add_column("region", overflow="fold")
     for at, _ in shown:
         slots.add_column(f"{at:,}", justify="right", no_wrap=True)
     for name in dict.fromkeys(name for _, counts in timeline for name in counts):
-        slots.add_row(name, *(f"{counts.get(name, 0):,.0f}" for _, counts in shown))
+        slots.add_row(Text(name), *(f"{counts.get(name, 0):,.0f}" for _, counts in shown))
     lost = Table(
         box=None, pad_edge=False, title=f"newest of {len(pages):,} evicted pages", title_justify="left"
     )
     for name in ("after", "span", "region", "from", "tokens", "layers", "score", "age", "reason"):
-        lost.add_column(name, justify="left" if name in ("span", "region", "reason") else "right")
+        justify: Literal["left", "right"] = "left" if name in ("span", "region", "reason") else "right"
+        lost.add_column(name, justify=justify, overflow="fold")
     for page in pages[-_PAGES:]:
         lost.add_row(
             f"{page.at:,}",
-            page.span,
-            page.region,
+            Text(page.span),
+            Text(page.region),
             f"{page.start:,}",
             str(page.tokens),
             f"{page.layers:.0%}",

@@ -96,7 +96,7 @@ class RunView:
         rows.add_row(
             "file",
             _bar(player.progress, entries),
-            f"{int(player.progress)} of {entries} entries, step {step}",
+            Text(f"{int(player.progress)} of {entries} entries, step {step}"),
         )
         slots = (
             f"{stats.resident:,} slots"

@@ -85,7 +85,7 @@ def _bars(file: IO[str]) -> rich.progress.Progress:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),  # names of files and models
         BarColumn(),
         TextColumn("{task.fields[amount]}"),
         TimeElapsedColumn(),
