@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tenure.ledger import Ledger
-from tenure.region_table import CLOCKS, STEP_TOKENS, RegionTable
+from tenure.region_table import CLOCKS, STEP_TOKENS, Clock, RegionTable
 from tenure.spans import Span
 
 
@@ -73,6 +73,26 @@ class Aging:
         self._stored = (
             None if stored is None else torch.tensor(stored, dtype=torch.float64, device=self._device)
         )
+
+    @property
+    def stored(self) -> Tensor | None:
+        """When energies were stored, by region number; None before the first time."""
+        return self._stored
+
+    def rewind(self, times: Mapping[Clock, float], stored: Tensor | None, ledger: Ledger) -> None:
+        """Put the clocks back: no energy was stored, and no slot born, later than that.
+
+        Args:
+            times: by clock.
+            stored: see the property.
+            ledger: with the slots.
+        """
+        self.times, self._stored = dict(times), None
+        now = self.vectors().now
+        if stored is not None:
+            self._stored = torch.minimum(stored.to(now.device), now[: len(stored)])
+        born, region = ledger.born[:, : ledger.rows], ledger.region[:, : ledger.rows]
+        torch.minimum(born, now[region], out=born)
 
     def advance(self, count: int, turns: int, *, decoding: bool) -> float:
         """Let ``count`` tokens pass; returns the steps that they are."""

@@ -28,6 +28,7 @@ from tenure.frozen import Frozen
 from tenure.interrupt import uninterrupted
 from tenure.kernels import Kernels
 from tenure.ledger import Ledger
+from tenure.past import Past
 from tenure.plan import Plan
 from tenure.policies import Look, Policy, View, make_policy, select
 from tenure.positions import position_map
@@ -85,6 +86,7 @@ class Memory(TokenStream):
         """What was compressed; its slots are part of the budget."""
         self.late = Late(config.compress, config.compress_ratio) if config.compress else None
         self.aging = Aging(RegionTable(config.regions), device.layout.device)
+        self.past = Past()
         self.evictions = EvictionLog()
         self._capture = None if archive is None else Capture(archive)
 
@@ -151,7 +153,8 @@ class Memory(TokenStream):
             work: of the forward.
             decoding: evict only when the slack is used up.
         """
-        count = work.stop - work.start
+        count, one_by_one = work.stop - work.start, decoding
+        self.past.coming(self, decoding=one_by_one)
         turns = self._enter(count)
         self.rows.commit(count)
         self.ledger.commit(count)
@@ -168,6 +171,7 @@ class Memory(TokenStream):
             budget = self.row_budget
             if budget is not None and self.ledger.rows > budget + (self.config.slack if decoding else 0):
                 self._evict()
+        self.past.come(self, decoding=one_by_one)
         if POISON:
             self.check_integrity()
 
@@ -189,6 +193,7 @@ class Memory(TokenStream):
         )
         for name, values in self.policy.absorb(look).items():
             getattr(ledger, name)[:, rows] = values
+            self.past.wrote(name)
 
     def view(self) -> View:
         """What the policy sees now."""
@@ -309,6 +314,8 @@ class Memory(TokenStream):
     def keep_first(self, count: int) -> None:
         """Keep the first ``count`` tokens and take back the rest; 0 clears the session.
 
+        Clocks and scores go back with them, see :mod:`tenure.past`.
+
         Raises:
             ConfigError: out of range; nothing has changed.
         """
@@ -324,6 +331,7 @@ class Memory(TokenStream):
                 self.capture_new()
                 self._capture.truncate(self.ledger, count)
             self.evictions.truncate(count)
+            self.past.back(self, count)
             index = self.ledger.truncate(count, self.config.sinks)
             self.rows.keep(index, poison=POISON)
             self.freeze(self.frozen.before(count))
@@ -349,7 +357,7 @@ class Memory(TokenStream):
         copy.ids = array("I", self.ids)
         copy.ledger = self.ledger.clone()
         copy.rows = self.rows.clone(copy.ledger.position)
-        copy.aging, copy.evictions = self.aging.fork(), self.evictions.fork()
+        copy.aging, copy.evictions, copy.past = self.aging.fork(), self.evictions.fork(), self.past.fork()
         copy.late = None if self.late is None else self.late.fork()
         copy._capture = None if self._capture is None else self._capture.fork()
         copy._backlog = self._fork_backlog(copy.ledger.spans)

@@ -44,6 +44,7 @@ def describe(session: Session) -> tuple[dict[str, Any], dict[str, Tensor]]:
         Plain values, and tensors on the CPU: ``ids`` ``[n]``, ``keys`` and ``values`` ``[layers, kv_heads, rows, D]``,
         ``slot.NAME`` ``[groups, rows]`` for each per-slot array of the ledger,
         ``frozen.NUMBER.NAME`` for each compressed segment, ``late.NAME`` queries kept for the next one,
+        ``past.NUMBER.NAME`` what slots had at the moments that are remembered,
         ``odd`` and ``odd.rotated`` (see :meth:`RowSegment.odd_rows`), ``logits`` ``[vocabulary]`` if known.
     """
     memory, ledger = session.memory, session.memory.ledger
@@ -83,6 +84,8 @@ def describe(session: Session) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if memory.late is not None:
         state["late"], kept = memory.late.state()
         tensors |= {f"late.{name}": one for name, one in kept.items()}
+    state["past"], kept = memory.past.state()
+    tensors |= {f"past.{name}": one for name, one in kept.items()}
     odd = memory.rows.odd_rows()
     if odd is not None:
         tensors |= {"odd": odd[0], "odd.rotated": odd[1]}
@@ -120,6 +123,7 @@ def rebuild(engine: Engine, state: Mapping[str, Any], tensors: Mapping[str, Tens
     odd = (tensors["odd"], tensors["odd.rotated"]) if "odd" in tensors else None
     memory.rows.fill(tensors["keys"], tensors["values"], odd)
     _fill_late(memory, state.get("late"), tensors)
+    memory.past.fill(state.get("past", []), _of("past.", memory, tensors))
     _fill_backlog(memory, state["backlog"])
     memory._chunk_left = state["chunk_left"]
     if "evictions" in state:  # files of earlier versions have no log of them
@@ -169,9 +173,15 @@ def _fill_frozen(memory: Memory, tensors: Mapping[str, Tensor]) -> None:
 
 def _fill_late(memory: Memory, values: Mapping[str, Any] | None, tensors: Mapping[str, Tensor]) -> None:
     if memory.late is not None and values is not None:
-        device, start = memory.device.layout.device, "late."
-        kept = {name.removeprefix(start): one for name, one in tensors.items() if name.startswith(start)}
-        memory.late.fill(values, {name: one.to(device) for name, one in kept.items()})
+        memory.late.fill(values, _of("late.", memory, tensors))
+
+
+def _of(start: str, memory: Memory, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin so, by the rest of the name, on the memory's device."""
+    device = memory.device.layout.device
+    return {
+        name.removeprefix(start): one.to(device) for name, one in tensors.items() if name.startswith(start)
+    }
 
 
 def _backlog_json(memory: Memory) -> list[dict[str, Any]]:
