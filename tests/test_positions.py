@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -91,3 +93,23 @@ def test_full_cache_has_no_gaps(engines, positions):
     stats = session.stats()
     assert (stats.next_position, stats.resident, stats.renumbers, stats.limit) == (55, 55, 0, None)
     check_ledger(session)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_bounded_positions_stay_below_the_limit_whatever_is_taken_back(engines, seed):
+    """Parts of chunks are computed, then taken back: what room is made for them leaves gaps."""
+    draw = random.Random(seed)
+    budget, chunk, slack = draw.randint(8, 40), draw.randint(3, 24), draw.randint(1, 6)
+    limit = budget + chunk + slack
+    engine = engines("qwen2")
+    session = engine.session(
+        policy=draw.choice(["h2o", "recency", "random"]), budget=budget, chunk=chunk, slack=slack, limit=limit
+    )
+    for turn in range(12):
+        if draw.random() < 0.5:
+            session.append_ids(random_ids(draw.randint(1, 30), turn))
+        session.queue_ids(random_ids(draw.randint(1, 60), turn))
+        engine.step([session], limits={session: draw.randint(1, chunk)})
+        session.keep_first(max(0, len(session) - draw.randint(0, 5)))
+        assert session.memory.ledger.next_position <= limit
+        session.memory.check_integrity()

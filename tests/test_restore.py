@@ -281,3 +281,19 @@ def test_any_order_of_calls_keeps_the_ledger_true(engines, data):
             session = session.fork()
         check_ledger(session)
     assert session.feed(random_ids(5)).isfinite().all()
+
+
+def test_a_compressed_span_returns_to_a_session_without_a_budget(engines):
+    """The slab was cut to what the compression left."""
+    session = engines("qwen2").session(policy="full", chunk=64, archive=Shelf())
+    for number, (name, count) in enumerate((("a", 100), ("b", 60), ("c", 20))):
+        session.append_ids(random_ids(count, number), span=name)
+    session.compress("a", ratio=8, method="streaming")
+    assert session.memory.rows.capacity < 180
+    back = session.fetch(["a"])
+    check_ledger(session)
+    session.memory.check_integrity()
+    if back:
+        assert session.explain("a").resident == 1
+    session.append_ids(random_ids(30, 9))
+    check_ledger(session)

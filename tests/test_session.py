@@ -548,6 +548,20 @@ def test_a_turn_that_goes_on_finishes_the_character_that_was_cut(engines, monkey
     assert ids_of(session) == joint("chatml", [user("Hi"), assistant("aé"), user("Thanks.")])
 
 
+def test_going_back_into_reasoning_goes_on_with_it(engines, monkeypatch):
+    session = chat_session(engines)
+    session.append([user("Hi")])
+    Script(encode("chatml", "<think>\nlet us see what there is")).install(monkeypatch)
+    "".join(session.generate(max_tokens=12))
+    session.keep_first(len(session) - 1)
+    assert session.memory.last_region == "scratchpad"
+    Script(encode("chatml", " and then more")).install(monkeypatch)
+    "".join(session.generate(max_tokens=3))
+    assert session.memory.last_region == "scratchpad"
+    regions = [region for _, region in session.memory.ledger.spans[-1].parts]
+    assert regions.count("scratchpad") == 1  # one stretch
+
+
 def test_forced_tokens_come_behind_those_that_wait(engines):
     session = chat_engine(engines).session(chunk=8, policy="full")
     waiting, forced = random_ids(40, seed=1), random_ids(3, seed=2)

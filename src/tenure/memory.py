@@ -123,15 +123,15 @@ class Memory(TokenStream):
     # -- one step --------------------------------------------------------------------------------
 
     def prepare(self, count: int) -> None:
-        """Make room for ``count`` tokens; renumber if the position map asks for it."""
+        """Make room for ``count`` tokens; renumber if the position map asks for it, which counts the gaps of the former."""
         ledger = self.ledger
-        if self.positions.renumber(ledger.next_position, count, ledger.gaps):
-            self._renumber()
         if ledger.rows + count > self.rows.capacity:
             if self.policy.evicts:
                 self._evict()  # a decode burst has used the slack
             else:
                 self.resize(1 << (ledger.rows + count - 1).bit_length())
+        if self.positions.renumber(ledger.next_position, count, ledger.gaps):
+            self._renumber()
         ledger.stage(count)
 
     def work(self, start: int, count: int) -> Work:
@@ -344,10 +344,10 @@ class Memory(TokenStream):
 
     def retake_last(self) -> None:
         """Take the last token back into the backlog, so that its logits are computed again."""
-        span, last = self.last_span, self.ids[-1]
+        span, region, last = self.last_span, self.last_region, self.ids[-1]
         self.keep_first(len(self.ids) - 1)
         if span is not None:
-            self.queue([last], span)
+            self.queue([last], span, region)
 
     def fork(self, plan: Plan) -> Memory:
         """An independent copy, backlog included, that follows ``plan``."""

@@ -84,6 +84,8 @@ def _splice(memory: Memory, record: SpanRecord, span: Span, whole: Sequence[Span
     index = select(policy, replace(view, budget=kept), leave=own)
     renumbers = ledger.renumbers
     memory.freeze(frozen)
+    if memory.config.capacity is None and kept + len(span) > rows.capacity:
+        memory.resize(kept + len(span))
     rows.keep(index)
     order = ledger.splice(span, index, record.score.to(index.device))
     memory.aging.label(ledger, span)

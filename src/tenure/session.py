@@ -348,7 +348,8 @@ class Session(SessionBase):
         elif length == len(self.memory.ids):
             self.memory.drop_backlog()
         if text:
-            self.memory.queue(self._chat().encode(text), span)
+            region = self.memory.last_region if self.memory.last_span is span else None
+            self.memory.queue(self._chat().encode(text), span, region)
 
     def end_turn(self, *, finished: bool = True, calls: Sequence[ToolCall] = ()) -> None:
         """The turn is over: its message is part of the history, its closing tokens come with the next message.
