@@ -204,9 +204,7 @@ def compress(
         str | None, typer.Option(help="What will be asked, where that is known.", show_default=False)
     ] = None,
     ask: Annotated[str | None, typer.Option(help="Ask this before and after.", show_default=False)] = None,
-    save: Annotated[
-        Path | None, typer.Option(help="Write the compressed session here.", show_default=False)
-    ] = None,
+    save: Save = None,
     as_json: AsJson = False,
 ) -> None:
     """Play a session file and let fewer entries stand for it."""

@@ -92,6 +92,16 @@ def read(engine: Engine, name: str) -> tuple[dict[str, str], dict[str, Tensor]]:
         ) from error
 
 
+def check(engine: Engine, name: str) -> None:
+    """Refuse a session that could not be written under a name, before there is one.
+
+    Raises:
+        ConfigError: no tier outlives the process, or the name cannot be one.
+    """
+    _store(engine)
+    _key(name)
+
+
 def remove(engine: Engine, name: str) -> None:
     """Remove a session, if there is one of that name.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tenure.commands.options import ModelOptions, load_engine
+from tenure.commands.places import check_file, check_plot, writing
 from tenure.errors import ConfigError
 from tenure.region_table import CLOCKS, Clock
 
@@ -48,8 +49,9 @@ def run(
     if page < 1:
         raise ConfigError(f"{page} tokens are no page", option="page", way_out="Give 1 to tell tokens apart")
     _need("scipy")
-    if plot is not None:
-        _need("matplotlib")
+    check_plot(plot)
+    if out is not None:
+        check_file(out, "out")
     chats = [(path, chat) for path in paths for chat in transcripts.load(path)]
     engine = load_engine(model)
     console = Console(stderr=True)
@@ -83,15 +85,17 @@ def run(
         "transcripts": [path.name for path in paths],
     }
     result = {"bench": "calibration", **record.origin(), "config": config, **result}
-    if out is not None:
-        record.write(out, result)
-    if plot is not None:
-        plots.draw(lives, found, clock, plot)
     if not as_json:
         console.print(_table(found, clock))
-        if out is not None:
-            console.print(Text(f"Use it with --regions {out}"), soft_wrap=True)
     typer.echo(json.dumps({key: result[key] for key in ("config", "all", "regions")}))
+    if out is not None:
+        with writing("out"):
+            record.write(out, result)
+        if not as_json:
+            console.print(Text(f"Use it with --regions {out}"), soft_wrap=True)
+    if plot is not None:
+        with writing("plot"):
+            plots.draw(lives, found, clock, plot)
 
 
 def _table(found: Any, clock: str) -> Any:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from tenure.commands.explain import spans_table
 from tenure.commands.options import MemoryOptions, ModelOptions, SamplingFlags, load_engine
+from tenure.commands.places import check_save
 from tenure.commands.view import say
 from tenure.errors import PlanError, TenureError
 from tenure.plan import Plan
@@ -52,7 +53,9 @@ def run(
     config = memory.session_config()
     options = sampling.options()
     steps = _read_plan(plan)
+    check_save(save)
     engine = load_engine(model, memory.config)
+    check_save(save, engine)
     chat = Chat(engine, config, options, steps, system)
     if load is not None:
         chat.load(load)

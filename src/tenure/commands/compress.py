@@ -10,13 +10,17 @@ import typer
 from tenure import sessionfile
 from tenure.commands.explain import spans_table
 from tenure.commands.options import MemoryOptions, ModelOptions, key_value, load_engine
+from tenure.commands.places import check_save
 from tenure.commands.view import RunView
 from tenure.compress import make_compressor
 from tenure.compress.apply import check_amount
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from tenure.compress.apply import Compression
+    from tenure.session import Session
 
 
 def run(
@@ -31,7 +35,7 @@ def run(
     spans: Sequence[str],
     question: str | None,
     ask: str | None,
-    save: Path | None,
+    save: str | None,
     as_json: bool,
 ) -> None:
     """Play the file without asking its probes, compress, and print what is left of each span."""
@@ -41,12 +45,11 @@ def run(
         ratio = 8.0
     check_amount(ratio, entries)
     compressor = make_compressor(method, dict(map(key_value, method_option)))
-    from rich.console import Console
-    from rich.text import Text
-
+    check_save(save)
     from tenure.commands.play import Player
 
     engine = load_engine(model, memory.config)
+    check_save(save, engine)
     with RunView(f"{path.name}: {model.model}, {config.policy}", quiet=as_json) as view:
         player = Player(engine, file, config, tick=lambda: view.tick(player))
         for _ in player.play(ask=False):
@@ -59,13 +62,20 @@ def run(
     )
     after = session.stats()
     second = None if ask is None else session.fork().ask(ask, max_tokens=64)
-    if save is not None:
-        session.save(save)
     answers = {} if ask is None else {"before": first, "after": second}
     if as_json:
         said = done.to_json() | {"kv_bytes_before": before.kv_bytes, "answers": answers}
         typer.echo(json.dumps({"model": model.model, "compression": said, "stats": after.to_json()}))
-        return
+    else:
+        _show(session, done, before.kv_bytes, answers)
+    if save is not None:
+        session.save(save)
+
+
+def _show(session: Session, done: Compression, before: int, answers: Mapping[str, str | None]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
     console = Console()
     console.print(spans_table([session.explain(one.id) for one in session.memory.ledger.spans]))
     if not done.entries:
@@ -73,7 +83,7 @@ def run(
     else:
         console.print(
             f"{done.method}: {done.tokens:,} tokens a head as {done.entries:,} entries of all heads, "
-            f"{done.exact:,} stay exact; {before.kv_bytes / 1e6:,.1f} -> {after.kv_bytes / 1e6:,.1f} MB "
+            f"{done.exact:,} stay exact; {before / 1e6:,.1f} -> {session.stats().kv_bytes / 1e6:,.1f} MB "
             f"in {done.seconds:.2f} s",
             highlight=False,
         )

@@ -10,6 +10,7 @@ import typer
 from tenure import sessionfile
 from tenure.commands.explain_regions import draw, timeline_table
 from tenure.commands.options import MemoryOptions, ModelOptions, load_engine
+from tenure.commands.places import check_plot, writing
 from tenure.commands.view import RunView
 from tenure.errors import PlanError
 from tenure.report import REASONS
@@ -40,6 +41,7 @@ def run(
     if upto is not None and upto not in file.plan():
         steps = ", ".join(step.id for step in file.plan().steps) or "none"
         raise PlanError(f"the file has no step {upto!r}", option="upto", way_out=f"Its steps: {steps}")
+    check_plot(plot)
     from rich.console import Console
     from rich.text import Text
 
@@ -57,8 +59,6 @@ def run(
     ]
     pages = session.evictions()
     points = session.memory.evictions.timeline(session.memory)
-    if plot is not None:
-        draw(points, pages, plot)
     if as_json:
         stats = session.stats().to_json()
         typer.echo(
@@ -72,16 +72,19 @@ def run(
                 }
             )
         )
-        return
-    console = Console()
-    console.print(spans_table(reports))
-    if timeline:
-        console.print()
-        console.print(timeline_table(points, pages))
-    if span:
-        console.print(Text(reports[0].text))
-        layers = " ".join(f"{share:.0%}" for share in reports[0].resident_by_layer)
-        console.print(f"resident by layer: {layers}", style="dim", highlight=False)
+    else:
+        console = Console()
+        console.print(spans_table(reports))
+        if timeline:
+            console.print()
+            console.print(timeline_table(points, pages))
+        if span:
+            console.print(Text(reports[0].text))
+            layers = " ".join(f"{share:.0%}" for share in reports[0].resident_by_layer)
+            console.print(f"resident by layer: {layers}", style="dim", highlight=False)
+    if plot is not None:
+        with writing("plot"):
+            draw(points, pages, plot)
 
 
 def spans_table(reports: Sequence[SpanReport]) -> Group:

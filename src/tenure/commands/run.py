@@ -10,6 +10,7 @@ import typer
 
 from tenure import sessionfile
 from tenure.commands.options import MemoryOptions, ModelOptions, SamplingFlags, load_engine
+from tenure.commands.places import check_save
 from tenure.commands.view import RunView
 
 if TYPE_CHECKING:
@@ -33,9 +34,11 @@ def run(
     file = sessionfile.load(path)
     config = memory.session_config()
     drawn = sampling.options()
+    check_save(save)
     from tenure.commands.play import Player
 
     engine = load_engine(model, memory.config)
+    check_save(save, engine)
     session = None if load is None else engine.restore(load)
     config = config if session is None else session.config
     name = file.title or path.name
@@ -62,13 +65,13 @@ def run(
             interrupted = True
             if not as_json and player.answers and player.answers[-1].reason == "cancel":
                 view.write(_shown(player.answers[-1], streams, quiet))
-    if save is not None:
-        player.session.save(save)
     result = report(player, model.model)
     if as_json:
         typer.echo(json.dumps({**result, "interrupted": True} if interrupted else result))
     elif not quiet:
         sys.stderr.write(_summary(result, interrupted))
+    if save is not None:
+        player.session.save(save)
     if interrupted:
         raise KeyboardInterrupt
 
