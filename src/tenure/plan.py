@@ -12,9 +12,10 @@ from types import MappingProxyType
 from typing import Any
 
 from tenure.errors import PlanError
+from tenure.guessed import Guessed
 from tenure.plan_json import UNSET, PlanData, read_plan, whole
 from tenure.settled import Settled, Unsettled
-from tenure.steps import MessageNumber, Quote, Read, Reference, Step, parse_reads
+from tenure.steps import MessageNumber, Quote, Read, Reference, Step, nearest, parse_reads
 
 __all__ = ["MessageNumber", "Plan", "Quote", "Read", "Reference", "Step", "Unsettled"]
 
@@ -44,6 +45,8 @@ class Plan:
         self._readers: dict[str, list[str]] = {}
         self._unsettled: dict[str, None] = {}
         self._settled = Settled()
+        self.guessed = Guessed()
+        """Which reads of the steps are planners' guesses."""
         self._finished: set[str] = set()
         self._current = 0
         self._clock = 0
@@ -210,6 +213,7 @@ class Plan:
         place = self._place(step_id)
         self._leave(self._steps.pop(place))
         self._settled.prune(Step(step_id))
+        self.guessed.claim(step_id)
         self._finished.discard(step_id)
         self._passed.pop(step_id, None)
         self._index = {step.id: number for number, step in enumerate(self._steps)}
@@ -219,18 +223,27 @@ class Plan:
 
     def set_reads(self, step_id: str, reads: Iterable[Read]) -> None:
         """Give a step other reads. Raises `PlanError` for an unknown step or a read that cannot be one."""
-        place = self._place(step_id)
-        step = replace(self._steps[place], reads=parse_reads(reads, "reads"))
-        self._leave(self._steps[place])
-        self._settled.prune(step)
-        self._steps[place] = step
-        self._enter(step)
+        self._put(step_id, reads)
+        self.guessed.claim(step_id)
 
-    def add_reads(self, step_id: str, reads: Iterable[Read]) -> None:
-        """Add to the reads of a step; a reference that is settled stays so. Raises `PlanError` like `set_reads`."""
+    def add_reads(self, step_id: str, reads: Iterable[Read], *, guess: str | None = None) -> None:
+        """Add to the reads of a step; a reference that is settled stays so. Raises `PlanError` like `set_reads`.
+
+        What a planner of the name `guess` adds is a guess until somebody else names it; see `withdraw`.
+        """
         held = self[step_id].reads
-        new = (read for read in parse_reads(reads, "reads") if not self._settled.holds(step_id, read))
-        self.set_reads(step_id, [*held, *new])
+        now = [self._settled.span(step_id, read) or read for read in parse_reads(reads, "reads")]
+        self._put(step_id, [*held, *now])
+        if guess is None:
+            self.guessed.claim(step_id, now)
+        else:
+            self.guessed.note(step_id, [read for read in now if read not in held], guess)
+
+    def withdraw(self, guesses: Iterable[tuple[str, Read]]) -> None:
+        """Take guesses back, given by step id and read; what is none stays."""
+        for step_id, read in guesses:
+            if self.guessed.claim(step_id, [read]):
+                self._put(step_id, [one for one in self[step_id].reads if one != read])
 
     def add_turn_reads(self, spans: Iterable[str], *, name: str = "turn") -> None:
         """Let the turn under way read spans; they count like the current step's until `end_turn`."""
@@ -278,17 +291,19 @@ class Plan:
         """
         left: list[Unsettled] = []
         for step in self._open():
-            reads, unsettled = self._settled.settle(step, find)
+            reads, unsettled, became = self._settled.settle(step, find)
             left += unsettled
-            if reads != step.reads:
-                self.set_reads(step.id, reads)
+            if became:
+                self._put(step.id, reads)
+                self.guessed.follow(step, became)
         return left
 
     def reopen(self, kept: Collection[str]) -> None:
         """Take references back that were settled on spans which are not among ``kept``: they may settle on others."""
         for step_id, lost in self._settled.reopen(kept).items():
-            reads = (one for read in self[step_id].reads for one in lost.get(read, [read]))
-            self.set_reads(step_id, reads)
+            step = self[step_id]
+            self._put(step_id, (one for read in step.reads for one in lost.get(read, [read])))
+            self.guessed.follow(step, lost)
 
     def validate(
         self,
@@ -308,17 +323,8 @@ class Plan:
             PlanError: lists every unknown span with its steps, every read that is not settled, and every unknown
                 step.
         """
-        problems = []
-        for step in self._steps:
-            if pending_ok and step.id not in self._finished:
-                continue
-            unknown = [
-                repr(read) if isinstance(read, str) else str(read)
-                for read in step.reads
-                if read not in known_spans
-            ]
-            if unknown:
-                problems.append(f"step {step.id!r} reads unknown spans: {', '.join(unknown)}")
+        checked = (step for step in self._steps if not pending_ok or step.id in self._finished)
+        problems = [words for step in checked if (words := step.unknown(known_spans))]
         problems.extend(f"unknown step {step_id!r}" for step_id in begin if step_id not in self._index)
         if problems:
             raise PlanError(
@@ -328,11 +334,10 @@ class Plan:
     def copy(self) -> Plan:
         """An independent plan in the same state, for a fork."""
         twin = Plan.__new__(Plan)
-        twin.__dict__.update(self.__dict__)
+        for name, value in vars(self).items():
+            own = isinstance(value, (list, dict, set, Settled, Guessed)) and name != "_next"
+            setattr(twin, name, value.copy() if own else value)
         twin._readers = {span: list(steps) for span, steps in self._readers.items()}
-        names = ("_steps", "_index", "_unsettled", "_settled", "_finished", "_passed", "_superseded", "_once")
-        for name in names:
-            setattr(twin, name, getattr(self, name).copy())
         return twin
 
     def to_json(self) -> dict[str, Any]:
@@ -383,18 +388,7 @@ class Plan:
         """Delta and next reader of every planned span."""
         if self._next is not None:
             return self._next
-        found: dict[str, tuple[int, Step | None]] = {}
-        if self._turn is not None:
-            for span in self._turn.spans:
-                found[span] = (0, self._turn)
-        for distance, step in enumerate(self._steps[self._current :]):
-            if step.id not in self._finished:
-                for span in step.spans:
-                    if span not in found:
-                        found[span] = (distance, step)
-        for step in reversed(self.overdue):
-            for span in step.spans:
-                found.setdefault(span, (0, step))
+        found = nearest(self._turn, self._steps[self._current :], self._finished, self.overdue)
         behind = max(1, len(self._steps) - self._current)
         for span in self._expected:
             if span not in self._superseded:
@@ -427,6 +421,14 @@ class Plan:
 
     def _expired(self, step_id: str) -> bool:
         return self.expire_after is not None and self._clock - self._passed[step_id] >= self.expire_after
+
+    def _put(self, step_id: str, reads: Iterable[Read]) -> None:
+        place = self._place(step_id)
+        step = replace(self._steps[place], reads=parse_reads(reads, "reads"))
+        self._leave(self._steps[place])
+        self._settled.prune(step)
+        self._steps[place] = step
+        self._enter(step)
 
     def _enter(self, step: Step) -> None:
         for span in step.spans:

@@ -10,9 +10,10 @@ from tenure.errors import BudgetError
 from tenure.pins import stays
 from tenure.references import contents, finder, reopen
 from tenure.spans import Span
-from tenure.steps import Step
+from tenure.steps import Read, Step
 
 if TYPE_CHECKING:
+    from tenure.frozen import Frozen
     from tenure.memory import Memory
     from tenure.pieces import Piece
     from tenure.sessionbase import SessionBase
@@ -35,7 +36,7 @@ def needed(memory: Memory) -> int:
 def check_reads(
     session: SessionBase, pieces: Sequence[Piece], upto: int | None = None, yielding: Collection[Span] = ()
 ) -> None:
-    """Refuse a step whose reads the budget cannot hold at once.
+    """Refuse a step whose reads the budget cannot hold at once. Planners' guesses among them give way first.
 
     Only the last step that the pieces begin is looked at: the others are over before anything is computed. A reference
     counts if the session can tell its span by then; a span that is compressed and can come back is no longer compressed
@@ -68,28 +69,50 @@ def check_reads(
     coming = _behind(held, pieces)
     for spans in (held, coming):  # in the order in which the session settles references
         plan.resolve(finder(spans, session.text_of))
-    reads = set(plan[step].spans)
-    known = [(span, ids) for span, ids in coming if span.id in reads]
     frozen = memory.frozen if upto is None else memory.frozen.before(upto)
+    yields = {span.id for span in yielding}
+    gone: list[Read] = []
+    while (short := _short(memory, plan[step], coming, frozen, yields)) and (left := plan.guessed.of(step)):
+        gone.append(left[-1])
+        plan.withdraw([(step, left[-1])])
+    if short:
+        raise short
+    find = finder(coming, session.text_of)
+    for read in session.plan.guessed.of(step) if gone else ():
+        if read in gone or (not isinstance(read, str) and set(gone) & set(find(read))):
+            session.plan.withdraw([(step, read)])
+
+
+def _short(
+    memory: Memory,
+    step: Step,
+    coming: Sequence[tuple[Span, array[int]]],
+    frozen: Frozen,
+    yielding: Collection[str],
+) -> BudgetError | None:
+    """What is wrong with a step's reads, given all spans that there will be."""
+    reads = set(step.spans)
+    known = [(span, ids) for span, ids in coming if span.id in reads]
     for span, _ in known if memory.archive is not None else ():
         frozen = frozen.without(span.start, span.stop)
-    budget, sinks = memory.config.budget - frozen.slots, memory.config.sinks
+    budget, sinks = (memory.config.budget or 0) - frozen.slots, memory.config.sinks
     tokens = sum(len(ids) for _, ids in known)
     pinned = sum(
         len(ids)
         for span, ids in coming
-        if span.pin == "hard" and span.id not in reads and span not in yielding
+        if span.pin == "hard" and span.id not in reads and span.id not in yielding
     )
     most = memory.policy.room(budget, pinned + sinks)
-    if known and tokens > most:
-        newest = budget - pinned - sinks - most
-        raise BudgetError(
-            f"step {step!r} reads {tokens} tokens of {len(known)} spans; with {pinned} pinned tokens, {sinks} sinks and "
-            f"{newest} slots for the newest tokens it needs {budget - most + tokens}, the budget is {budget}"
-            + (f" besides {frozen.slots} compressed" if frozen.slots else ""),
-            option="reads",
-            way_out="Let the step read less, pin less, or give a larger budget",
-        )
+    if not known or tokens <= most:
+        return None
+    newest = budget - pinned - sinks - most
+    return BudgetError(
+        f"step {step.id!r} reads {tokens} tokens of {len(known)} spans; with {pinned} pinned tokens, {sinks} sinks and "
+        f"{newest} slots for the newest tokens it needs {budget - most + tokens}, the budget is {budget}"
+        + (f" besides {frozen.slots} compressed" if frozen.slots else ""),
+        option="reads",
+        way_out="Let the step read less, pin less, or give a larger budget",
+    )
 
 
 def _behind(

@@ -19,6 +19,7 @@ from torch import Tensor
 from tenure.cache.ragged import RaggedSegment
 from tenure.config import SessionConfig
 from tenure.frozen import Frozen
+from tenure.guessed import Guessed
 from tenure.plan import Plan
 from tenure.planners.saved import planning_json, resume_planning
 from tenure.regions import read_region
@@ -54,6 +55,7 @@ def describe(session: Session) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "config": asdict(session.config),
         "plan": session.plan.to_json(),
         "once": sorted(session.plan._once),
+        "guessed": session.plan.guessed.to_json(),
         "planning": planning_json(session.planning),
         "step": session._step,
         "unnamed": session._unnamed,
@@ -131,6 +133,7 @@ def rebuild(engine: Engine, state: Mapping[str, Any], tensors: Mapping[str, Tens
     fill_archive(memory, state["archive"], tensors)
     session.logits = tensors["logits"].to(engine.layout.device) if "logits" in tensors else None
     session.plan._once.update(state["once"])
+    session.plan.guessed = Guessed.from_json(state.get("guessed", ()))
     resume_planning(session, state["planning"])
     session._step, session._unnamed = state["step"], state["unnamed"]
     nodes = _read_nodes(state["nodes"])

@@ -32,7 +32,7 @@ class Settled:
 
     def settle(
         self, step: Step, find: Callable[[Reference], Sequence[str]]
-    ) -> tuple[tuple[Read, ...], list[Unsettled]]:
+    ) -> tuple[tuple[Read, ...], list[Unsettled], dict[Read, list[Read]]]:
         """Put span ids in the place of a step's references.
 
         Args:
@@ -41,10 +41,11 @@ class Settled:
                 before, the first does, since a text that could be told apart once is only repeated behind it.
 
         Returns:
-            The step's reads now, and what stays open among them.
+            The step's reads now, what stays open among them, and what the others have become.
         """
         reads: list[Read] = []
         left: list[Unsettled] = []
+        became: dict[Read, list[Read]] = {}
         for read in step.reads:
             if isinstance(read, str):
                 reads.append(read)
@@ -52,16 +53,17 @@ class Settled:
             fits, key = tuple(find(read)), (step.id, read)
             if len(fits) == 1 or (fits and key in self._spans):
                 reads.append(fits[0])
+                became[read] = [fits[0]]
                 if fits[0] not in step.reads:  # an id that the step was given stays one
                     self._spans[key] = fits[0]
             else:
                 reads.append(read)
                 left.append(Unsettled(step.id, read, fits))
-        return tuple(dict.fromkeys(reads)), left
+        return tuple(dict.fromkeys(reads)), left, became
 
-    def holds(self, step_id: str, read: Read) -> bool:
-        """Whether a read is a reference of a step that is settled."""
-        return not isinstance(read, str) and self._spans.get((step_id, read)) is not None
+    def span(self, step_id: str, read: Read) -> Read | None:
+        """The span that a reference of a step is settled on; None for one that is not, and for an id."""
+        return None if isinstance(read, str) else self._spans.get((step_id, read))
 
     def reopen(self, kept: Collection[str]) -> dict[str, dict[Read, list[Read]]]:
         """Forget the spans that are not among ``kept``: step id, then span, to the references that were settled on it."""

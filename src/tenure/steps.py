@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,12 +73,43 @@ class Step:
         """The reads whose span is not known yet."""
         return tuple(read for read in self.reads if not isinstance(read, str))
 
+    def unknown(self, known: Collection[Read]) -> str:
+        """In words, the reads that are not among the known ones; empty if there are none."""
+        names = [repr(one) if isinstance(one, str) else str(one) for one in self.reads if one not in known]
+        return f"step {self.id!r} reads unknown spans: {', '.join(names)}" if names else ""
+
     def to_json(self) -> dict[str, Any]:
         """The form of the plan's JSON."""
         return {
             "id": self.id,
             "reads": [read if isinstance(read, str) else read.to_json() for read in self.reads],
         }
+
+
+def nearest(
+    turn: Step | None, ahead: Sequence[Step], finished: Collection[str], overdue: Sequence[Step]
+) -> dict[str, tuple[int, Step | None]]:
+    """The next reader of each span, and how many steps ahead it is.
+
+    Args:
+        turn: what the turn under way reads, as a step.
+        ahead: steps from the current one on.
+        finished: ids of those that count no longer.
+        overdue: steps that count as read now where no other reader is left.
+    """
+    found: dict[str, tuple[int, Step | None]] = {}
+    if turn is not None:
+        for span in turn.spans:
+            found[span] = (0, turn)
+    for distance, step in enumerate(ahead):
+        if step.id not in finished:
+            for span in step.spans:
+                if span not in found:
+                    found[span] = (distance, step)
+    for step in reversed(overdue):
+        for span in step.spans:
+            found.setdefault(span, (0, step))
+    return found
 
 
 def parse_reads(reads: Iterable[object], place: str) -> tuple[Read, ...]:

@@ -196,6 +196,7 @@ class Planning:
             plan.expect([*([] if proposal.expected else plan.expected), *later])
         now = [edge for edge in edges if edge.step == NOW]
         if proposal.looked:
+            plan.withdraw(plan.guessed.by(name))
             # What a planner says of the turn takes the place of what it said before.
             self.now.pop(name, None)
             held = [edge.span for others in self.now.values() for edge in others]
@@ -207,7 +208,7 @@ class Planning:
         entered = now + [edge for edge in edges if edge.step == LATER]
         for step_id in dict.fromkeys(edge.step for edge in edges if edge.step not in (NOW, LATER)):
             fits = self._fitting(session, plan[step_id].reads, (e for e in edges if e.step == step_id))
-            plan.add_reads(step_id, [edge.span for edge in fits])
+            plan.add_reads(step_id, [edge.span for edge in fits], guess=name)
             entered += fits
         self.edges.extend(entered)
         self.counts[f"{name}.proposed"] += len(proposal.edges)
