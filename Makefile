@@ -32,6 +32,6 @@ clean:
 # torch is named here so that its release is the pinned one whatever the rest asks for.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Tenure needs Python 3.11 or later: make PYTHON=python3.11")'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt "torch==2.13.0" -e ".[dev]"
 	@touch $(READY)
