@@ -18,6 +18,27 @@ if TYPE_CHECKING:
     from tenure.grammar import Grammar
     from tenure.serve.config import ServeConfig
 
+_RESERVED = frozenset(
+    (
+        "self",
+        "conversation",
+        "conversations",
+        "messages",
+        "tools",
+        "documents",
+        "chat_template",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenize",
+        "tokenizer_kwargs",
+        "sanitize_control_tokens",
+        "padding",
+        "truncation",
+        "max_length",
+    )
+)
+"""What ``apply_chat_template`` takes, or gives to the template itself."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
@@ -61,6 +82,7 @@ def make_ready(ask: Ask, engine: Engine, config: ServeConfig) -> Ready:
         ApiError: something cannot be done, or is too long.
         TenureError: a message or an option is wrong.
     """
+    _check_variables(ask.template_options or {})
     hints = read_hints(ask.hints)
     messages = read_marks(ask.messages, ask.hints.get("hints"), hints)
     order = result_order(messages)
@@ -99,6 +121,18 @@ def make_ready(ask: Ask, engine: Engine, config: ServeConfig) -> Ready:
         hints,
         calls,
     )
+
+
+def _check_variables(options: Mapping[str, Any]) -> None:
+    """Refuse variables that would be read as arguments of the rendering, another template among them."""
+    for name in options:
+        if name in _RESERVED or name.startswith("return_"):
+            raise ApiError(
+                400,
+                "invalid_value",
+                f"chat_template_kwargs sets variables of the template; {name} is none",
+                param="chat_template_kwargs",
+            )
 
 
 def form_of_engine(engine: Engine) -> CallForm | None:
