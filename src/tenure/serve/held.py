@@ -25,6 +25,7 @@ class Held:
         ids: its tokens, while it is parked.
         chain: digest of the client's messages that it has answered or was answering, and their number.
         dirty_since: when it first changed after it was last stored; None while what is stored is what it is.
+        raw: it holds a text without messages.
         config: digest of the options that it was stored with; "" if that is not known.
         foreign: another model has made it, so it cannot be read here.
         failed: its turns when it could last not be stored; it is tried again after the next one.
@@ -47,6 +48,7 @@ class Held:
     temporary: bool = False
     dirty_since: float | None = None
     failed: int | None = None
+    raw: bool = False
     config: str = ""
     foreign: bool = False
     run: Run | None = None

@@ -81,6 +81,7 @@ class Job:
         chain: a digest of the messages up to each one; the last stands for all of them.
         options: of the sampling.
         emit: called on the engine's thread for each reply; must be quick.
+        raw: a text without messages.
         n: answers wanted.
         session: the session that the client named, if any.
         salt: sessions with another one are never shared.
@@ -98,6 +99,7 @@ class Job:
     chain: list[bytes]
     options: SamplingOptions
     emit: Callable[[Reply], None]
+    raw: bool = False
     n: int = 1
     session: str | None = None
     salt: str = ""

@@ -79,7 +79,7 @@ class FileParking:
                 held = Held(**{name: data[name] for name in _FACTS})
                 held.chain = bytes.fromhex(data["chain"])
                 held.ids = array("I", base64.b64decode(data["ids"]))
-                held.config = str(data.get("config", ""))
+                held.config, held.raw = str(data.get("config", "")), bool(data.get("raw"))
             except (OSError, ValueError, KeyError, TypeError) as error:
                 _log.warning("an entry of the session folder cannot be read: %s", type(error).__name__)
                 continue
@@ -96,6 +96,7 @@ class FileParking:
         data |= {
             "chain": held.chain.hex(),
             "config": held.config,
+            "raw": held.raw,
             "ids": base64.b64encode(held.session.memory.ids.tobytes()).decode(),
         }
         text = json.dumps(data)

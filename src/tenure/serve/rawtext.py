@@ -79,6 +79,7 @@ def raw_fields(
     return {
         "conversation": Conversation([Piece(ids, "preamble", Region.OTHER, "user")], ids, transcript, True),
         "chain": [digest],
+        "raw": True,
         "options": SamplingOptions(**values),
         "session": read.session,
         "salt": read.salt,

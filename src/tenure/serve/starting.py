@@ -52,6 +52,7 @@ class Starter:
                 store.delete(held)
             raise
         held.chain, held.count = job.chain[-1] if job.chain else b"", len(job.chain)
+        held.raw = job.raw
         held.priority, held.used = job.priority, time.time()
         held.changed()
         held.keep_until = max(held.keep_until, time.time() + job.ttl)

@@ -99,8 +99,9 @@ class Store:
         """Where a request goes on.
 
         A session that the client names is used as it is. Otherwise the longest common start of token ids decides. A
-        conversation that goes on from the messages a session has answered continues in it; one that was edited, or
-        that only begins alike, gets a fork, and the session stays.
+        conversation that goes on from the messages a session has answered continues in it, and so does a raw text that
+        begins with all of a session's; one that was edited, or that only begins alike, gets a fork, and the session
+        stays.
         """
         if job.session is not None:
             named = self._held.get((job.tenant, job.session))
@@ -112,13 +113,13 @@ class Store:
             if held.tenant != job.tenant or held.salt != job.salt or held.temporary or held.foreign:
                 continue
             common = shared(held.tokens, job.wanted)
-            rank = (common, self._goes_on(held, job), held.key == job.key, not held.busy, held.used)
+            rank = (common, self._goes_on(held, job, common), held.key == job.key, not held.busy, held.used)
             if best is None or rank > best[0]:
                 best, most = (rank, held), common
         if best is None:
             return Place("new", None, 0)
         held = best[1]
-        if self._goes_on(held, job) and not held.busy:
+        if self._goes_on(held, job, most) and not held.busy:
             return Place("continued", held, most)
         if held.session is not None:
             most = useful(held.session, most)
@@ -127,7 +128,9 @@ class Store:
         return Place("branched", held, most) if most >= _WORTH else Place("new", None, 0)
 
     @staticmethod
-    def _goes_on(held: Held, job: Job) -> bool:
+    def _goes_on(held: Held, job: Job, common: int) -> bool:
+        if job.raw and held.raw and 0 < common == len(held.tokens):
+            return True
         return 0 < held.count <= len(job.chain) and job.chain[held.count - 1] == held.chain
 
     # -- making room -----------------------------------------------------------------------------
@@ -300,6 +303,7 @@ class Store:
         self._check_new(held, source, instead=instead)
         held.session = source.session.fork()
         held.chain, held.count, held.turns = source.chain, source.count, source.turns
+        held.raw = source.raw
         self._add(held, source)
         self._report(held, "forked")
         return held
