@@ -152,3 +152,55 @@ def test_turns_of_a_server_are_traced_under_their_requests(monkeypatch):
     assert dict(turn.attributes)["gen_ai.usage.output_tokens"] == reply["usage"]["completion_tokens"]
     assert spans["tenure.decode"].end_time <= turn.end_time <= request.end_time + 50_000_000
     assert not any("Trace me" in span.to_json() for span in spans.values())
+
+
+def test_every_refusal_is_counted_once():
+    with serving(resident=2, streams_per_key=1) as live, httpx.Client(base_url=live.url, timeout=30) as http:
+
+        def refused():
+            counts = parse(http.get("/metrics").content)
+            return {
+                tuple(sorted(labels - {""})): value
+                for (name, labels), value in counts.items()
+                if name == "tenure_refused_total"
+            }
+
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+        path = "/v1/chat/completions"
+        assert http.post(path, json={**body, "model": "other"}).status_code == 404
+        assert http.post(path, json={**body, "max_tokens": 0}).status_code == 400
+        assert http.post(path, json={**body, "n": 3}).status_code == 400
+        assert http.get("/v1/sessions/none").status_code == 404
+        assert http.get("/none").status_code == 404
+        long = {**body, "max_tokens": 3000, "ignore_eos": True, "stream": True}
+        with http.stream("POST", path, json=long), httpx.Client(base_url=live.url) as other:
+            assert other.post(path, json=body).status_code == 429
+        assert refused() == {
+            ("404", "model_not_found"): 1,
+            ("400", "invalid_request"): 1,
+            ("400", "invalid_value"): 1,
+            ("404", "session_not_found"): 1,
+            ("404", "http_404"): 1,
+            ("429", "too_many_requests"): 1,
+        }
+
+
+def test_a_prompt_is_counted_once_for_many_answers():
+    with serving(resident=4) as live, httpx.Client(base_url=live.url, timeout=30) as http:
+        messages = [{"role": "user", "content": "Count the tokens of this prompt, please."}]
+        body = {"model": "tiny", "messages": messages, "max_tokens": 2, "n": 3}
+        usage = http.post("/v1/chat/completions", json=body).json()["usage"]
+        counts = parse(http.get("/metrics").content)
+        assert counts["tenure_tokens_total", frozenset({"", "prompt"})] == usage["prompt_tokens"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+def test_methods_of_a_clients_own_making_make_no_series(tmp_path):
+    key = Keys(tmp_path / "keys.json").add("op")
+    file = tmp_path / "keys.json"
+    with serving(keys=file, operator="op") as live, httpx.Client(base_url=live.url, timeout=30) as http:
+        for number in range(5):
+            assert http.request(f"MADE{number}", "/v1/models").status_code == 401
+        shown = http.get("/metrics", headers={"Authorization": f"Bearer {key}"}).text
+    assert "MADE" not in shown
+    assert 'method="other"' in shown

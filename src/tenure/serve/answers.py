@@ -84,7 +84,7 @@ class Answers:
                 held = self.store.fork(run.held, temporary=True)
                 session = session_of(held)
                 session.memory.drop_backlog()  # the first answer's first token
-                self.begin(run.job, held, index, run.prompt_tokens, run.cached_tokens, brought_back(held))
+                self.begin(run.job, held, index, run.prompt_tokens, run.prompt_tokens, brought_back(held))
         except Exception as error:
             self.close(run, error)
 
@@ -167,9 +167,16 @@ def fail(bus: Bus, job: Job, error: Exception) -> None:
     refused = api_error(error)
     if refused.status >= 500 and not isinstance(error, ApiError):
         _log.error("request %s failed: %s", job.id, type(error).__name__, exc_info=error)
-    bus.report(Refused(tenant=job.tenant, status=refused.status, code=refused.code))
+    count(bus, job.tenant, refused)
     job.emit(Failed(refused))
     job.cancelled = True
+
+
+def count(bus: Bus, tenant: str, refused: ApiError) -> None:
+    """Report a refusal, once however many hands it passes through."""
+    if not refused.counted:
+        refused.counted = True
+        bus.report(Refused(tenant=tenant, status=refused.status, code=refused.code))
 
 
 def session_of(held: Held) -> Session:

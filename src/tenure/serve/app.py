@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 from tenure.errors import ConfigError, TenureError
 from tenure.kernels.threads import give_up_helpers
 from tenure.serve import completions, responses, sessions
+from tenure.serve.answers import count
 from tenure.serve.auth import Keys
 from tenure.serve.config import ServeConfig
 from tenure.serve.errors import ApiError, api_error
@@ -29,6 +30,7 @@ from tenure.serve.openapi import document
 from tenure.serve.page import page_router
 from tenure.serve.parking import FileParking, Parking
 from tenure.serve.responded import Responded
+from tenure.serve.routes import server_of
 from tenure.serve.runner import Runner
 from tenure.serve.seen import memory_router, watch_router
 from tenure.serve.store import Store
@@ -156,6 +158,8 @@ def slots_of(engine: Engine, config: ServeConfig) -> int:
 
 async def _refuse(request: Request, error: Exception) -> JSONResponse:
     refused = api_error(error)
+    if refused.status != 499:
+        count(server_of(request).bus, getattr(request.state, "tenant", ""), refused)
     return JSONResponse(refused.body(), refused.status, headers=refused.headers)
 
 

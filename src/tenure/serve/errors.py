@@ -40,6 +40,8 @@ class ApiError(Exception):
         self.message = message
         self.param = param
         self.retry_after = retry_after
+        self.counted = False
+        """Whether the server's counters have it."""
 
     @property
     def headers(self) -> dict[str, str]:

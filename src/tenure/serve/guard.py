@@ -24,6 +24,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 _log = logging.getLogger("tenure.serve.access")
 _OPEN = ("/", "/healthz", "/readyz")
 _BODY_SECONDS = 60.0
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
 _LOCAL = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -106,7 +107,7 @@ class Guard:
         self._bus.report(
             Answered(
                 tenant=scope["state"]["tenant"],
-                method=scope["method"],
+                method=scope["method"] if scope["method"] in METHODS else "other",
                 route=route,
                 status=status,
                 seconds=seconds,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tenure.errors import ConfigError
 from tenure.serve.events import Event, Queued, TurnEnded, TurnStarted
+from tenure.serve.guard import METHODS
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -135,7 +136,7 @@ class Traces:
                 await app(scope, receive, send)
                 return
             carrier = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-            method = scope["method"]
+            method = scope["method"] if scope["method"] in METHODS else "other"
             with self._tracer.start_as_current_span(
                 method, context=propagate.extract(carrier), kind=trace.SpanKind.SERVER
             ) as span:
