@@ -22,6 +22,7 @@ from tenure.serve.sse import event
 from tenure.serve.wire import ResponsesRequest
 
 router = APIRouter(prefix="/v1/responses", tags=["answers"])
+_LAST = (b"event: response.completed", b"event: response.incomplete")
 
 
 def _ask_of(body: ResponsesRequest, history: list[dict[str, Any]], new: list[dict[str, Any]]) -> Ask:
@@ -237,14 +238,10 @@ async def respond(body: ResponsesRequest, request: Request) -> Response:
         started = await while_there(request, begin(replies))
 
         async def events() -> AsyncIterator[bytes]:
-            last = b""
             async for data in answer.events(started, replies):
-                if last:
-                    yield last
-                last = data
-            if not last.startswith(b"event: response.failed"):
-                await keep(answer.object())  # before the client can name it
-            yield last
+                if data.startswith(_LAST):
+                    await keep(answer.object())  # before the client can name it
+                yield data
 
         return stream(events(), started)
     given = await while_there(request, answer.whole(replies))
