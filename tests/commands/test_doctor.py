@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
-from tenure.commands import doctor
+from tenure.commands import doctor, peak, session_checks
 from tenure.errors import IntegrityError
 from tenure.kernels import cpu
 from tenure.memory import Memory
@@ -54,6 +56,34 @@ def test_lines(tenure, folder):
 def test_bad_options(tenure, folder):
     assert "--dtype: 'fp8'" in tenure("doctor", "-m", folder, "--dtype", "fp8", code=2).stderr
     assert "'gpt-9'" in tenure("doctor", "-m", "gpt-9", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    "options", [("--dtype", "int4"), ("--device", "gpu"), ("--device", "meta")], ids=" ".join
+)
+def test_options_are_checked_before_a_model_is_fetched(tenure, monkeypatch, options):
+    monkeypatch.setattr("tenure.models.sources.resolve", lambda *_, **__: pytest.fail("fetched"))
+    result = tenure("doctor", "-m", "smollm2-135m", *options, code=2)
+    assert f"{options[0]}: {options[1]!r}" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("child", "words"),
+    [
+        ("import sys; sys.exit('first\\nno room for 7 GB')", "no room for 7 GB"),
+        ("import os; os.kill(os.getpid(), 9)", "ended with -9"),
+        ("", "ended with 0 and said nothing"),
+        ("import time; time.sleep(60)", "not done after 0.5 s"),
+    ],
+    ids=["fails", "is killed", "is mute", "hangs"],
+)
+def test_a_peak_that_cannot_be_measured_is_a_failed_check(monkeypatch, child, words):
+    run = subprocess.run
+    monkeypatch.setattr(peak, "_LONGEST", 0.5 if "sleep" in child else 60)
+    monkeypatch.setattr(subprocess, "run", lambda _, **options: run([sys.executable, "-c", child], **options))
+    check = session_checks.memory("any", "fp32")
+    assert not check.passed
+    assert words in check.detail
 
 
 def test_wrong_rotation_is_found(tenure, folder, monkeypatch):

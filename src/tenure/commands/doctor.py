@@ -19,13 +19,18 @@ if TYPE_CHECKING:
 def run(model: str, dtype: str, device: str, *, as_json: bool) -> int:
     """Print a line for each check; the exit code."""
     from rich.console import Console
+    from rich.text import Text
 
+    from tenure.config import EngineConfig
+    from tenure.engine import compute_device
     from tenure.models.sources import resolve
 
     checks = []
     console = Console(stderr=True)
+    EngineConfig(dtype=dtype)
+    compute_device(device)
     resolve(model)  # a download draws its own bars
-    with console.status(f"loading {model} in fp32") as status:
+    with console.status(Text(f"loading {model} in fp32")) as status:
         for check in examine(model, dtype, device, status.update):
             checks.append(check)
             if not as_json:

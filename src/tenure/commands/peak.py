@@ -16,12 +16,30 @@ from tenure.config import SessionConfig
 
 BUDGET = CHUNK = 2048
 _CHUNKS = 4
+_LONGEST = 600
+"""Seconds that the process may take."""
+
+
+class PeakError(Exception):
+    """The process came to no result; the text says why."""
 
 
 def in_own_process(model: str, dtype: str) -> dict[str, Any]:
-    """Run :func:`measure` where nothing else has used memory before."""
+    """Run :func:`measure` where nothing else has used memory before.
+
+    Raises:
+        PeakError: the process failed, was killed, or took too long.
+    """
     command = [sys.executable, "-m", "tenure.commands.peak", model, dtype]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600)
+    try:
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_LONGEST)
+    except subprocess.TimeoutExpired as error:
+        raise PeakError(f"the process was not done after {_LONGEST} s") from error
+    except OSError as error:
+        raise PeakError(f"the process did not start: {error}") from error
+    if done.returncode or not done.stdout.strip():
+        said = done.stderr.strip().splitlines()
+        raise PeakError(said[-1] if said else f"the process ended with {done.returncode} and said nothing")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 

@@ -150,9 +150,12 @@ def eviction(engine: Engine) -> Check:
 
 def memory(model: str, dtype: str) -> Check:
     """The peak of a session, said before it runs and measured in a process of its own."""
-    from tenure.commands.peak import in_own_process
+    from tenure.commands.peak import PeakError, in_own_process
 
-    found = in_own_process(model, dtype)
+    try:
+        found = in_own_process(model, dtype)
+    except PeakError as failure:
+        return Check("memory", False, None, None, f"not measured: {failure}")
     parts = ", ".join(
         f"{name} {found[name] / 1e6:,.0f}" for name in ("base", "weights", "slab", "activations")
     )
