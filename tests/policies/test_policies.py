@@ -582,14 +582,42 @@ def test_a_plan_of_unknown_spans_changes_nothing(engines):
 # -- scores ------------------------------------------------------------------------------------------
 
 
-def test_h2o_adds_up_and_the_others_look_once():
+def test_h2o_adds_up_and_tova_looks_once():
     old, mass = torch.tensor([[1.0, 2.0]]), torch.tensor([[0.25, 0.5]])
     assert torch.equal(make_policy("h2o").observe(old, mass), old + mass)
     assert torch.equal(make_policy("foresight").observe(old, mass), old + mass)
-    for name in ("snapkv", "tova"):
-        assert torch.equal(make_policy(name).observe(old, mass), mass)
+    assert torch.equal(make_policy("tova").observe(old, mass), mass)
     for name in ("random", "recency", "full"):
         assert make_policy(name).statistics is None
+
+
+def test_snapkvs_window_slides(engines):
+    """Each query gives 1 in all: the scores add up to the queries that the window holds, however they came."""
+    session = engines("llama").session(
+        policy="snapkv", budget=256, chunk=64, slack=8, policy_options={"window": 16}
+    )
+
+    def queries():
+        return session.memory.ledger.score[:, : session.memory.ledger.rows].sum(1).tolist()
+
+    session.append_ids(random_ids(10))
+    assert queries() == pytest.approx([10] * 3, rel=1e-4)
+    session.append_ids(random_ids(66, seed=1))  # the last chunk is of two
+    assert queries() == pytest.approx([16] * 3, rel=1e-4)
+    before = session.memory.ledger.score[:, :76].clone()
+    session.force(random_ids(1, seed=2))
+    assert queries() == pytest.approx([16] * 3, rel=1e-4)
+    last = session.memory.ledger.score[:, :76] - before * (15 / 16)
+    assert bool((last > -1e-4).all())
+    assert last.sum(1).max() <= 1 + 1e-3, "one query of sixteen"
+    session.append_ids(random_ids(16, seed=3))
+    again = engines("llama").session(
+        policy="snapkv", budget=256, chunk=64, slack=8, policy_options={"window": 16}
+    )
+    again.append_ids([*random_ids(10), *random_ids(66, seed=1), *random_ids(1, seed=2)])
+    again.append_ids(random_ids(16, seed=3))
+    scores = [one.memory.ledger.score[:, :93] for one in (session, again)]
+    torch.testing.assert_close(*scores, atol=1e-4, rtol=0)  # a whole window is the paper's score
 
 
 @pytest.mark.parametrize("pieces", [[40], [17, 23], [39, 1], [1] * 40], ids=str)

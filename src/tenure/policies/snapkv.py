@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,16 +11,21 @@ from torch import Tensor
 
 from tenure.cache.attend import Statistics
 from tenure.errors import ConfigError
-from tenure.policies.base import Policy, View
+from tenure.policies.base import Look, Policy, View
 
 
 @dataclass(frozen=True)
 class SnapKV(Policy):
     """SnapKV (arXiv 2404.14469): mean attention of the last ``window`` queries, average-pooled over neighbours.
 
-    The paper compresses one prompt once; in a session the scores are taken anew from each chunk, and one set a
-    layer is shared by all kv heads (mean over all query heads), which is our choice. Pooling runs over resident
-    neighbours.
+    The paper compresses one prompt once; a session goes on, so the window slides. A forward of ``n`` queries that the
+    window holds besides older ones adds its attention ``a`` to a share of what is there, as if all queries of the window
+    had given alike:
+
+        ``s <- a + s max(0, 1 - n / window)``
+
+    A chunk of a whole window gives the paper's score, and decoding fades into it query by query. One set a layer is
+    shared by all kv heads (mean over all query heads). Both are our choice. Pooling runs over resident neighbours.
 
     Args:
         window: queries that score, and newest slots that are safe.
@@ -43,9 +49,9 @@ class SnapKV(Policy):
         """The window, at most half of the budget."""
         return min(self.window, view.budget // 2)
 
-    def observe(self, score: Tensor, mass: Tensor) -> Tensor:
-        """Only the latest look counts."""
-        return mass
+    def absorb(self, look: Look) -> Mapping[str, Tensor]:
+        """See the class."""
+        return {"score": look.mass + look.score * max(0.0, 1 - look.queries / self.window)}
 
     def rank(self, view: View) -> Tensor:
         """Pooled scores."""
