@@ -12,6 +12,7 @@ from tenure.serve.errors import ApiError, api_error
 from tenure.serve.events import Bus, Evicted, Refused, TurnEnded
 from tenure.serve.held import Held
 from tenure.serve.jobs import Called, Failed, Finished, Job, Run, Text
+from tenure.serve.logprobs import LogStream
 from tenure.serve.store import Store
 from tenure.tiers.archive import SpanArchive
 
@@ -54,6 +55,8 @@ class Answers:
         turn = session.start_turn(options, calls=job.calls)
         ledger = session.memory.ledger
         run = Run(job, held, index, turn, prompt, cached, ledger.evicted_ever, restored, _losses(session))
+        if options.logprobs is not None:
+            run.logs = LogStream(session.engine.tokenizer)
         held.run = run
         job.runs.append(run)
         self.runs.append(run)
@@ -95,11 +98,11 @@ class Answers:
             else:
                 run.job.emit(Called(run.index, run.calls, part))
                 run.calls += 1
-        if last and run.turn.choices:
-            self._emit_text(run, "")
+        if last and run.logs is not None and (rest := run.logs.take(run.turn, last=True)):
+            run.job.emit(Text(run.index, "", rest))
 
     def _emit_text(self, run: Run, text: str) -> None:
-        choices, run.turn.choices = run.turn.choices, []
+        choices = [] if run.logs is None else run.logs.take(run.turn)
         run.job.emit(Text(run.index, text, choices))
 
     def close(self, run: Run, error: Exception | None = None) -> None:

@@ -6,10 +6,10 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from tenure.sampling import TokenChoice
 from tenure.serve.ask import Ask
 from tenure.serve.errors import ApiError, api_error
 from tenure.serve.jobs import Called, Failed, Finished, Reply, Started, Text
+from tenure.serve.logprobs import Placed, spelt
 from tenure.serve.runner import new_id
 from tenure.serve.sse import DONE, event
 from tenure.serve.wire import ChatRequest
@@ -84,7 +84,7 @@ class Gathered:
     def __init__(self, n: int = 1) -> None:
         self.texts = [""] * n
         self.calls: list[list[dict[str, Any]]] = [[] for _ in range(n)]
-        self.choices: list[list[TokenChoice]] = [[] for _ in range(n)]
+        self.choices: list[list[Placed]] = [[] for _ in range(n)]
         self.reasons = [""] * n
         self.tokens = 0
         self.counters: dict[str, Any] | None = None
@@ -191,7 +191,7 @@ class Chat:
         delta: dict[str, Any],
         *,
         reason: str | None = None,
-        logprobs: list[TokenChoice] | None = None,
+        logprobs: list[Placed] | None = None,
         tenure: dict[str, Any] | None = None,
     ) -> bytes:
         choice = {
@@ -202,19 +202,8 @@ class Chat:
         }
         return event({**self._head(), "choices": [choice], **({} if tenure is None else {"tenure": tenure})})
 
-    def _logprobs(self, choices: list[TokenChoice]) -> dict[str, Any] | None:
-        return {"content": [spelt(self._tokenizer, choice) for choice in choices]} if choices else None
-
-
-def spelt(tokenizer: Any, choice: TokenChoice) -> dict[str, Any]:
-    """A token's log-probabilities in OpenAI's form."""
-
-    def one(token: int, logprob: float) -> dict[str, Any]:
-        text = tokenizer.decode([token], clean_up_tokenization_spaces=False)
-        return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}
-
-    top = [one(token, value) for token, value in choice.top]
-    return {**one(choice.token, choice.logprob), "top_logprobs": top}
+    def _logprobs(self, choices: list[Placed]) -> dict[str, Any] | None:
+        return {"content": [spelt(self._tokenizer, one.choice) for one in choices]} if choices else None
 
 
 def _message(text: str, calls: list[dict[str, Any]]) -> dict[str, Any]:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tenure.sampling import SamplingOptions, TokenChoice
+from tenure.sampling import SamplingOptions
 
 if TYPE_CHECKING:
     from tenure.conversation import Conversation
     from tenure.serve.errors import ApiError
     from tenure.serve.held import Held
+    from tenure.serve.logprobs import LogStream, Placed
     from tenure.toolcalls import CallForm, ToolCall
     from tenure.turn import Turn
 
@@ -38,7 +39,7 @@ class Text:
 
     index: int
     text: str
-    choices: list[TokenChoice]
+    choices: list[Placed]
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,7 @@ class Run:
     evicted: int
     restored: int
     reasons: dict[str, int]
+    logs: LogStream | None = None
     closed: bool = False
     calls: int = 0
     first: float | None = None

@@ -12,11 +12,12 @@ from tenure.conversation import Conversation
 from tenure.errors import ModelError
 from tenure.pieces import Piece
 from tenure.regions import Region
-from tenure.sampling import SamplingOptions, TokenChoice
+from tenure.sampling import SamplingOptions
 from tenure.serve.chat import Gathered, about, usage
 from tenure.serve.errors import ApiError, api_error
 from tenure.serve.hints import read_hints
 from tenure.serve.jobs import Finished, Reply, Started, Text
+from tenure.serve.logprobs import Placed, listed
 from tenure.serve.runner import new_id
 from tenure.serve.sse import DONE, event
 
@@ -148,24 +149,9 @@ class Completion:
     def _chunk(self, choice: dict[str, Any]) -> bytes:
         return event({**self.head, "choices": [choice]})
 
-    def _choice(
-        self, index: int, text: str, choices: list[TokenChoice], reason: str | None
-    ) -> dict[str, Any]:
-        logprobs = self._logprobs(choices) if choices else None
+    def _choice(self, index: int, text: str, choices: list[Placed], reason: str | None) -> dict[str, Any]:
+        logprobs = listed(self._tokenizer, choices) if choices else None
         return {"index": self._first + index, "text": text, "logprobs": logprobs, "finish_reason": reason}
-
-    def _logprobs(self, choices: list[TokenChoice]) -> dict[str, Any]:
-        def text(token: int) -> str:
-            return str(self._tokenizer.decode([token], clean_up_tokenization_spaces=False))
-
-        return {
-            "tokens": [text(choice.token) for choice in choices],
-            "token_logprobs": [max(choice.logprob, -9999.0) for choice in choices],
-            "top_logprobs": [
-                {text(token): max(value, -9999.0) for token, value in choice.top} for choice in choices
-            ],
-            "text_offset": [],
-        }
 
 
 def joined(answers: Sequence[Completion], got: Sequence[Gathered]) -> dict[str, Any]:

@@ -10,11 +10,12 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from tenure.serve.ask import Ask
-from tenure.serve.chat import HINTS, Gathered, about, spelt
+from tenure.serve.chat import HINTS, Gathered, about
 from tenure.serve.completions import begin, stream, while_there
 from tenure.serve.errors import api_error
 from tenure.serve.items import answer_message, call_item, message_item, messages_of, tools_of
 from tenure.serve.jobs import Called, Reply, Started, Text
+from tenure.serve.logprobs import spelt
 from tenure.serve.responded import Given
 from tenure.serve.routes import check_model, server_of, tenant_of
 from tenure.serve.runner import new_id
@@ -163,7 +164,7 @@ class _Answer:
         item = self._open
         if item is None:
             return []
-        logprobs = [spelt(self._tokenizer, choice) for choice in reply.choices]
+        logprobs = [spelt(self._tokenizer, one.choice) for one in reply.choices]
         item["content"][0]["text"] += reply.text
         item["content"][0]["logprobs"] += logprobs
         where = {"item_id": item["id"], "output_index": len(self._output) - 1, "content_index": 0}
