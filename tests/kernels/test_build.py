@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
 import shutil
+import subprocess
 import warnings
 from pathlib import Path
 
@@ -136,3 +139,27 @@ def test_a_blank_name_is_no_compiler_of_ones_own(compiler: Compiler, monkeypatch
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert native.__wrapped__() is None
+
+
+PROCESSORS = {
+    "x86-64-v2": False,
+    "znver3": False,
+    "icelake-server": False,
+    "cooperlake": True,
+    "cooperlake -mno-avx512vl": False,
+    "cooperlake -mno-avx512bw": False,
+}
+"""And whether they have bf16 products."""
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names of x86 processors")
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_each_processor_has_a_whole_library(tmp_path: Path, processor: str) -> None:
+    sources = [str(path) for path in building._SOURCES]
+    command = [str(REAL), "-O0", *f"-march={processor}".split(), "-fPIC", "-shared", *sources]
+    built = tmp_path / "native.so"
+    subprocess.run([*command, "-o", str(built), "-lm", "-Wl,--no-undefined"], check=True)
+    library = ctypes.CDLL(str(built))
+    assert hasattr(library, "tenure_linear_i8")
+    assert hasattr(library, "tenure_attention_bf16")
+    assert hasattr(library, "tenure_attend") is PROCESSORS[processor]

@@ -286,6 +286,18 @@ def test_attention_without_mass():
     near(out[0], qkv[0, 3].expand(2, 8))
 
 
+def test_mass_of_a_session_longer_than_a_stack():
+    rows, dim = 2_200_000, 8
+    raw, values, rotated = (torch.zeros(1, 1, rows, dim, dtype=torch.bfloat16) for _ in range(3))
+    mass = torch.zeros(1, rows)
+    straight = torch.ones(dim // 2), torch.zeros(dim // 2)
+    steps = Steps([Step((raw, values, rotated), rows - 1, *straight, mass=mass, mean=True)], 2)
+    steps.parts, steps.width = 1, rows
+    steps.scratch = torch.empty(2 * (rows + dim + 2))
+    native().attention(steps, 0, numbers(1, 4, dim), torch.empty(1, 2, dim), scale=0.0)
+    near(mass, torch.full((1, rows), 1 / rows), 1e-10)
+
+
 def test_what_the_kernels_can_read():
     slab = torch.zeros(1, 2, 8)
     assert native().can_read(slab, slab)

@@ -18,7 +18,7 @@ from tenure.kernels.threads import openmp
 from tenure.paths import cache_folder
 
 _SOURCES = tuple(Path(__file__).with_name(name) for name in ("native.c", "flash.c", "int8.c", "rows.c"))
-_HEADERS = (Path(__file__).with_name("vectors.h"),)
+_HEADERS = tuple(Path(__file__).with_name(name) for name in ("isa.h", "vectors.h"))
 _FLAGS = ("-O3", "-march=native", "-ffast-math", "-fPIC")
 _OPENMP = "-fopenmp"
 _LINES = 3  # of a failing compiler that are shown

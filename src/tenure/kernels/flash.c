@@ -11,7 +11,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#ifdef __AVX512BF16__
+#include "isa.h"
+#ifdef TENURE_BF16
 #include "vectors.h"
 
 #define TILE 6     /* rows of a product held in registers: 6 x 64 sums */

@@ -4,7 +4,8 @@
  * integers. No weight is widened: memory is the limit for a few tokens, and many take half the time of bf16 products.
  * Elsewhere native.c has the function for a few on plain loops.
  */
-#ifdef __AVX512VNNI__
+#include "isa.h"
+#ifdef TENURE_VNNI
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>

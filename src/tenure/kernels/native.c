@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "isa.h"
+
 typedef uint16_t bf16;
 typedef float f32;
 typedef int8_t i8;
@@ -117,7 +119,7 @@ DOT4(bf16)
 DOT4(f32)
 LINEAR(bf16)
 LINEAR(f32)
-#ifndef __AVX512VNNI__ /* else in int8.c */
+#ifndef TENURE_VNNI /* else in int8.c */
 DOT(i8)
 DOT4(i8)
 LINEAR(i8)
@@ -140,7 +142,7 @@ static inline float joined(float own, float other) {
     return 1.0f / (1.0f + expf(gap));
 }
 
-#ifdef __AVX512BF16__ /* in flash.c: most of the rows; they return the first that is left */
+#ifdef TENURE_BF16 /* in flash.c: most of the rows; they return the first that is left */
 long tenure_logits(const bf16 *keys, const float *query, float *to, long stride, long start, long stop, long group,
                    long dim);
 long tenure_sums(const bf16 *values, const float *p, float *sums, long stride, long start, long stop, long group,
@@ -260,8 +262,8 @@ typedef struct {
                 const Step *step = steps + n;                                                                 \
                 long rows = step->row + 1, each = (rows + parts - 1) / parts, start = part * each;            \
                 long stop = start + each < rows ? start + each : rows;                                        \
-                float seen[width], mean = step->share / (float)heads;                                         \
-                memset(seen, 0, sizeof seen);                                                                 \
+                float mean = step->share / (float)heads;                                                      \
+                float *restrict seen = probabilities + task * heads * width; /* of the first head, then of all */\
                 for (long h = 0; h < heads; h++) {                                                            \
                     float top = -1e30f, total = 0.0f, rest = 0.0f, by[parts];                                 \
                     for (long q = 0; q < parts; q++) {                                                        \
@@ -286,14 +288,17 @@ typedef struct {
                     const float *restrict p = probabilities + (task * heads + h) * width;                     \
                     float own = by[part] * (step->mean ? mean : step->share);                                 \
                     if (!step->mass) continue;                                                                \
-                    if (step->mean)                                                                           \
+                    if (!h)                                                                                   \
+                        for (long j = 0; j < stop - start; j++) seen[j] *= own;                               \
+                    else if (step->mean)                                                                      \
                         for (long j = 0; j < stop - start; j++) seen[j] += own * p[j];                        \
                     else                                                                                      \
                         for (long j = 0; j < stop - start; j++) seen[j] = own * p[j] > seen[j] ? own * p[j] : seen[j];\
                 }                                                                                             \
-                float *restrict mass = step->mass + layer * step->mass_layer + start;                         \
-                if (step->mass)                                                                               \
+                if (step->mass) {                                                                             \
+                    float *restrict mass = step->mass + layer * step->mass_layer + start;                     \
                     for (long j = 0; j < stop - start; j++) mass[j] += seen[j];                               \
+                }                                                                                             \
             }                                                                                                 \
         }                                                                                                     \
     }

@@ -19,7 +19,7 @@ static inline __m512 exponential(__m512 x) {
 
 /* fp32 to bf16, rounded to nearest even. */
 static inline __m256i to_bf16(__m512 x) {
-#ifdef __AVX512BF16__
+#ifdef TENURE_BF16
     return (__m256i)_mm512_cvtneps_pbh(x);
 #else
     __m512i bits = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
