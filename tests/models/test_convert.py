@@ -145,6 +145,34 @@ def test_yarn_and_linear_scaling(tmp_path: Path) -> None:
         read_gguf(write_gguf(tmp_path / "c.gguf", tiny_model(), extra={f"{key}.type": "longrope"}))
 
 
+def test_the_older_key_of_linear_scaling(tmp_path: Path) -> None:
+    for factor, scaling in ((4.0, {"rope_type": "linear", "factor": 4.0}), (1.0, None)):
+        extra = {"llama.rope.scale_linear": factor}
+        facts = read_gguf(write_gguf(tmp_path / "m.gguf", tiny_model(), extra=extra))
+        assert facts.rope_scaling == scaling
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ({"rope.dimension_count": 8}, "rotates 8 of 16 channels"),
+        ({"attention.sliding_window": 256}, "sliding window of 256"),
+        ({"attention.scale": 0.5}, "scales attention by 0.5, not by 0.25"),
+    ],
+)
+def test_attention_that_transformers_would_not_reproduce_is_refused(
+    tmp_path: Path, extra: dict[str, Any], words: str
+) -> None:
+    named = {f"llama.{key}": value for key, value in extra.items()}
+    with pytest.raises(UnsupportedModelError, match=words):
+        read_gguf(write_gguf(tmp_path / "m.gguf", tiny_model(), extra=named))
+
+
+def test_attention_that_says_what_it_is_anyway(tmp_path: Path) -> None:
+    same = {"rope.dimension_count": 16, "attention.sliding_window": 512, "attention.scale": 0.25}
+    read_gguf(write_gguf(tmp_path / "m.gguf", tiny_model(), extra={f"llama.{k}": v for k, v in same.items()}))
+
+
 @pytest.mark.parametrize("pre", ["gpt-2", "qwen2", "smollm", "llama-bpe"])
 @pytest.mark.parametrize("add_bos", [False, True])
 def test_ids(tmp_path: Path, pre: str, add_bos: bool) -> None:

@@ -468,6 +468,20 @@ def test_gguf_file(tmp_path: Path) -> None:
     assert other.fingerprint != found.fingerprint
 
 
+def test_gguf_file_with_a_long_name(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / f"{'m' * 240}.gguf", tiny_model())
+    assert loads(resolve(str(path), progress=Recorder()))
+
+
+def test_the_bill_of_a_gguf_file_in_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_gguf(tmp_path / "m.gguf", tiny_model())
+    asked: list[int] = []
+    monkeypatch.setattr("tenure.models.sources.require_disk", lambda _, needed: asked.append(needed))
+    found = resolve(str(path), progress=Recorder())
+    assert asked == [4 * found.parameters]
+    assert found.weight_bytes > asked[0]
+
+
 def test_truncated_gguf_file(tmp_path: Path, cache: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", tiny_model())
     path.write_bytes(path.read_bytes()[:-1000])

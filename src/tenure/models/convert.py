@@ -61,7 +61,7 @@ def convert_gguf(
     on_step(0, 4)
     facts = facts or read_gguf(gguf)
     on_step(1, 4)
-    dtype = _dtype(facts)
+    dtype = _torch_dtype(facts)
     config, state = _load(gguf, facts, dtype)
     on_step(2, 4)
     stops = save_tokenizer(gguf, facts.tokens, target)
@@ -72,14 +72,11 @@ def convert_gguf(
     on_step(4, 4)
 
 
-def _dtype(facts: GgufFacts) -> torch.dtype:
+def _torch_dtype(facts: GgufFacts) -> torch.dtype:
     import torch
 
-    if facts.matrix_types <= {"F32"}:
-        return torch.float32
-    if facts.matrix_types <= {"F32", "F16"}:
-        return torch.float16
-    return torch.bfloat16
+    found: torch.dtype = getattr(torch, facts.dtype)
+    return found
 
 
 def _load(gguf: Path, facts: GgufFacts, dtype: torch.dtype) -> tuple[Any, dict[str, torch.Tensor]]:

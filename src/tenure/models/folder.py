@@ -146,12 +146,12 @@ def check_memory(
     Raises:
         ModelError: with both sizes and a way out.
     """
-    needed = (weight_bytes // 2 if parameters is None else parameters) * _item_bytes(dtype)
+    needed = (weight_bytes // 2 if parameters is None else parameters) * item_bytes(dtype)
     available = free_memory(device)
     if needed * _SPARE <= available:
         return
     way_out = "Use a smaller model (tenure models list)"
-    if _item_bytes(dtype) == 4:
+    if item_bytes(dtype) == 4:
         way_out += " or --dtype bf16, which needs half"
     raise ModelError(
         f"the weights need {needed / 1e9:.1f} GB in {_name(dtype)}, "
@@ -165,7 +165,12 @@ def _name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _item_bytes(dtype: Any) -> int:
+def item_bytes(dtype: Any) -> int:
+    """Bytes of a weight in a torch dtype, or in the one of that name.
+
+    Raises:
+        ModelError: models do not load in it.
+    """
     name = _name(dtype)
     if name not in _ITEM_BYTES:
         raise ModelError(

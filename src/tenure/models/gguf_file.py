@@ -66,13 +66,20 @@ class GgufFacts:
     parameters: int
     tokens: GgufTokens
 
+    @property
+    def dtype(self) -> str:
+        """torch's name of the type that the weights are kept in: their own, or bf16 where they are quantised."""
+        if self.matrix_types <= {"F32"}:
+            return "float32"
+        return "float16" if self.matrix_types <= {"F32", "F16"} else "bfloat16"
+
 
 def read_gguf(path: Path) -> GgufFacts:
     """Read and check the header of a GGUF file; no weight is read.
 
     Raises:
         ModelError: not a GGUF file, or shorter than its header says.
-        UnsupportedModelError: a family or a rotary scaling that Tenure cannot reproduce.
+        UnsupportedModelError: a family, a kind of attention or a rotary scaling that Tenure cannot reproduce.
     """
     from gguf import GGUFReader
 
@@ -115,6 +122,7 @@ def _facts(path: Path, reader: Any) -> GgufFacts:
             option=str(path),
             way_out="Use a dense Llama, Mistral, Qwen2 or Qwen3 model",
         )
+    _check_attention(path, family, get)
     tensors = {t.name: t for t in reader.tensors}
     return GgufFacts(
         architecture=family,
@@ -125,6 +133,25 @@ def _facts(path: Path, reader: Any) -> GgufFacts:
         parameters=sum(int(t.n_elements) for name, t in tensors.items() if not name.startswith("rope_")),
         tokens=_tokens(get),
     )
+
+
+def _check_attention(path: Path, family: str, get: Callable[..., Any]) -> None:
+    """Refuse attention that differs from what transformers makes of the family; it does not read these keys."""
+    width, heads = get(f"{family}.embedding_length"), get(f"{family}.attention.head_count")
+    plain = width // heads if isinstance(width, int) and isinstance(heads, int) and heads else None
+    head_dim = get(f"{family}.attention.key_length", plain)
+    rotated = get(f"{family}.rope.dimension_count", head_dim)
+    window, context = get(f"{family}.attention.sliding_window", 0), get(f"{family}.context_length", 0)
+    scale = get(f"{family}.attention.scale", 0.0)
+    cause = None
+    if rotated != head_dim:
+        cause = f"it rotates {rotated} of {head_dim} channels of a head"
+    elif 0 < window < context:
+        cause = f"a sliding window of {window} tokens hides old ones by their index"
+    elif scale and head_dim and not math.isclose(scale, head_dim**-0.5, rel_tol=1e-3):
+        cause = f"it scales attention by {scale:.4g}, not by {head_dim**-0.5:.4g}"
+    if cause is not None:
+        raise UnsupportedModelError(cause, option=str(path), way_out="Use another model of the family")
 
 
 def _tokens(get: Callable[..., Any]) -> GgufTokens:
@@ -153,10 +180,11 @@ def _rope_scaling(
     if "rope_freqs.weight" in tensors:
         factors = [float(x) for x in tensors["rope_freqs.weight"].data]
         return _llama3_scaling(path, factors, float(get(f"{family}.rope.freq_base", 10_000.0)))
-    kind = get(f"{family}.rope.scaling.type", "none")
+    older = float(get(f"{family}.rope.scale_linear", 1.0))
+    kind = get(f"{family}.rope.scaling.type", "linear" if older not in (0.0, 1.0) else "none")
     if kind == "none" and not any(name.startswith("rope_factors") for name in tensors):
         return None
-    factor = float(get(f"{family}.rope.scaling.factor", 1.0))
+    factor = float(get(f"{family}.rope.scaling.factor", older))
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor}
     original = get(f"{family}.rope.scaling.original_context_length")

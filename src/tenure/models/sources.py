@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tenure.errors import ModelError
 from tenure.models.catalog import CATALOG, CatalogModel, unknown_model
 from tenure.models.fetch import fetch_gguf, fetched_bytes
-from tenure.models.folder import check_memory, inspect_folder
+from tenure.models.folder import check_memory, inspect_folder, item_bytes
 from tenure.models.hub import fetch_from_hub
 from tenure.models.progress import Progress, ProgressEvent, TerminalProgress
 from tenure.models.store import Store, require_disk
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from tenure.models.gguf_file import GgufFacts
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_BF16_BYTES = 2
+_LONGEST = 100
+"""Characters of a GGUF file's name that its folder in the cache is named by."""
+_CONVERSION = 2
+"""Counts up when a file is converted otherwise than before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +151,12 @@ def _fetch_and_convert(
 def _from_gguf(name: str, path: Path, store: Store, progress: Progress) -> ResolvedModel:
     from tenure.models.gguf_file import read_gguf
 
-    key = f"{re.sub(r'[^A-Za-z0-9._-]', '_', path.stem).lstrip('.')}-{_file_key(path)}"
+    stem = re.sub(r"[^A-Za-z0-9._-]", "_", path.stem).lstrip(".")[:_LONGEST]
+    key = f"{stem}-{_file_key(path)}"
     found = store.manifest(key)
     if found is None:
         facts = read_gguf(path)
-        require_disk(store.root, _BF16_BYTES * facts.parameters)
+        require_disk(store.root, item_bytes(facts.dtype) * facts.parameters)
         with store.lock(key, lambda: progress(_waiting(path.name))):
             found = store.manifest(key)
             if found is None:
@@ -165,7 +169,7 @@ def _from_gguf(name: str, path: Path, store: Store, progress: Progress) -> Resol
 def _file_key(path: Path) -> str:
     """Identifies a GGUF file by size, time and a sample of its bytes; hashing all would slow every load."""
     stat = path.stat()
-    digest = hashlib.sha256(f"{stat.st_size} {stat.st_mtime_ns}".encode())
+    digest = hashlib.sha256(f"{_CONVERSION} {stat.st_size} {stat.st_mtime_ns}".encode())
     with path.open("rb") as file:
         for n in range(16):
             file.seek(stat.st_size * n // 16)
@@ -192,7 +196,8 @@ def _convert(
     def make(folder: Path) -> None:
         convert_gguf(gguf, folder, facts=facts, tied=tied, on_step=on_step)
 
-    check_memory(_BF16_BYTES * parameters, "bf16", parameters=parameters)
+    dtype = "bfloat16" if facts is None else facts.dtype
+    check_memory(item_bytes(dtype) * parameters, dtype, parameters=parameters)
     with store.disk_errors():
         return store.build(key, source, make)
 
