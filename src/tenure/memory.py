@@ -251,9 +251,9 @@ class Memory(TokenStream):
         if self._capture is not None:
             self._capture.take(self.ledger, self.rows, self.ids)
 
-    def restore(self, span_ids: Iterable[str]) -> list[str]:
+    def restore(self, span_ids: Iterable[str], *, guessed: bool = False) -> list[str]:
         """Bring evicted spans back from the archive; see :func:`tenure.restore.restore`."""
-        back = restore(self, span_ids)
+        back = restore(self, span_ids, guessed=guessed)
         if POISON:
             self.check_integrity()
         return back

@@ -25,6 +25,11 @@ def room(memory: Memory) -> int | None:
     return None if budget is None else memory.policy.room(budget, stays(memory))
 
 
+def spare(memory: Memory) -> int | None:
+    """Slots that the turn under way may read on planners' word, as the policy counts them; None without a budget."""
+    return None if memory.row_budget is None else memory.policy.spare(memory.view())
+
+
 def needed(memory: Memory) -> int:
     """Slots that compressed tokens may not take: :func:`~tenure.pins.stays`, and what the current step reads."""
     reads = memory.plan.current_reads if memory.policy.follows_plan else ()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @torch.inference_mode()
-def restore(memory: Memory, span_ids: Iterable[str]) -> list[str]:
+def restore(memory: Memory, span_ids: Iterable[str], *, guessed: bool = False) -> list[str]:
     """Bring evicted spans back from the archive.
 
     What the policy ranks lowest makes room; what was brought back or found whole before it in the list does not, nor what
@@ -32,6 +32,7 @@ def restore(memory: Memory, span_ids: Iterable[str]) -> list[str]:
     Args:
         memory: of the session.
         span_ids: in order of importance.
+        guessed: planners say so: what the policy would let go again at once is passed over, too.
 
     Returns:
         Ids of the spans that came back; all of them are whole now.
@@ -53,7 +54,7 @@ def restore(memory: Memory, span_ids: Iterable[str]) -> list[str]:
             if record is None or not _belongs(memory, record, span):
                 continue
             with uninterrupted():
-                if not _splice(memory, record, span, whole):
+                if not _splice(memory, record, span, whole, guessed):
                     continue
             back.append(span_id)
         whole.append(span)
@@ -65,7 +66,9 @@ def _belongs(memory: Memory, record: SpanRecord, span: Span) -> bool:
     return record.start == span.start and array("I", record.ids) == memory.ids[span.start : span.stop]
 
 
-def _splice(memory: Memory, record: SpanRecord, span: Span, whole: Sequence[Span]) -> bool:
+def _splice(
+    memory: Memory, record: SpanRecord, span: Span, whole: Sequence[Span], guessed: bool = False
+) -> bool:
     """Make room and put the rows in; False where there is none besides sinks, pins and the spans of ``whole``."""
     ledger, rows, policy = memory.ledger, memory.rows, memory.policy
     own, frozen = ledger.inside(span), memory.frozen.without(span.start, span.stop)
@@ -73,6 +76,9 @@ def _splice(memory: Memory, record: SpanRecord, span: Span, whole: Sequence[Span
     if memory.config.budget is not None:
         budget = memory.config.budget - frozen.slots
     view = _beside(memory.view(), own, budget)
+    if guessed and len(span) + sum(map(len, whole)) > policy.spare(view):
+        return False
+    view = policy.pinned(view)  # by the whole budget, not by what the span leaves of it
     stays = [ledger.inside(other) for other in whole]
     first = policy.first(view)
     for slots in stays if first is None else [*stays, first]:

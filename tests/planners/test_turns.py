@@ -9,9 +9,11 @@ import pytest
 from tenure import Plan, Step
 from tenure.planners import Planner, PlannerError, Planning, Proposal
 from tenure.planners.base import LATER, NOW, Edge
-from tests.chats import assistant, chat_session, tool, user
+from tests.chats import assistant, chat_session, system, tool, user
+from tests.conftest import random_ids
 from tests.oracles import check_ledger
 from tests.planners.chats import FACTS, OPTIONS, filler
+from tests.test_restore import Shelf
 
 ALL = {
     "planner": "explicit+online+retrieval",
@@ -117,3 +119,47 @@ def test_tool_results_belong_to_the_turn_that_called(engines):
     assert session.plan.turn.id == name
     session.planning.ended(session)
     assert session.plan.turn is None
+
+
+@pytest.mark.parametrize("policy", ["auto", "foresight"])
+def test_what_is_fetched_stays_and_pushes_no_rules_out(engines, policy):
+    """Rules of almost half of the budget, and a planner that would take the other half."""
+    options = {"policy": policy, "planner": "retrieval", "planner_options": {"allowance": 120}}
+    pin = {} if policy == "auto" else {"pin": "soft"}
+    session = chat_session(engines, **{"budget": 256, "chunk": 32, "slack": 4, **options})
+    session.append(system(filler(9, 31), span="rules", **pin))
+    facts = ("MAX_SHARDS is 48 kestrel", "QUEUE_DEPTH is 7 marlin", "FeeRule E417 badger")
+    for name, fact in zip("abc", facts, strict=True):
+        session.append([user(f"{fact} {filler(3, 4)}", span=name), assistant("noted")])
+    for seed in range(8):
+        session.append([tool(filler(seed, 14)), assistant("go on")])
+    sizes = {span.id: len(span) for span in session.memory.ledger.spans}
+    assert 96 < sizes["rules"] <= 128
+    assert sizes["a"] + sizes["b"] + sizes["c"] > 256 - 4 - 64 - sizes["rules"], "not all of them fit beside"
+    question = "MAX_SHARDS kestrel QUEUE_DEPTH marlin FeeRule E417 badger?" + " what is it all about" * 4
+    session.queue(user(question, span="q"), reply=True)
+    read = session.plan.turn.spans
+    assert read
+    assert session.planning.counts["fetched"] == len(read)
+    for moment in range(2):
+        assert {name: session.explain(name).resident for name in ("rules", *read)} == dict.fromkeys(
+            ("rules", *read), 1.0
+        ), moment
+        session.engine.drain([session])
+    assert "does not fit what now may read" in session.stats().planner["problem"]
+    check_ledger(session)
+
+
+@pytest.mark.parametrize("policy", ["auto", "foresight", "h2o"])
+def test_a_fetch_on_a_guess_keeps_to_what_is_spare(engines, policy):
+    session = chat_session(engines, policy=policy, budget=128, chunk=32, slack=4, archive=Shelf())
+    session.append_ids(random_ids(40), span="rules", region="system", pin="soft")
+    session.append_ids(random_ids(40, seed=1), span="a")
+    session.append_ids(random_ids(17, seed=2), span="b")
+    session.append_ids(random_ids(200, seed=3))
+    spare = session.memory.policy.spare(session.memory.view())
+    assert spare == (127 - 4 if policy == "h2o" else 128 - 4 - 36 - 32)
+    back = session.memory.restore(["a", "b"], guessed=True)
+    assert back == (["a", "b"] if policy == "h2o" else ["a"])
+    assert ("b" in back) or session.memory.restore(["b"]) == ["b"], "asked for by the client"
+    check_ledger(session)

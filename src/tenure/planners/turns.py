@@ -19,7 +19,7 @@ from tenure.errors import TenureError
 from tenure.planners.base import LATER, NOW, Context, Edge, Planner, Proposal
 from tenure.planners.corpus import Corpus, document
 from tenure.planners.keys import KeyArchive
-from tenure.reads import room
+from tenure.reads import room, spare
 from tenure.references import contents, settle
 from tenure.steps import Step
 from tenure.tiers.archive import SpanArchive
@@ -165,7 +165,7 @@ class Planning:
                 self._enter(session, planner.name, proposal)
         settle(session)
         if session.plan.turn is not None:
-            back = session.memory.restore(session.plan.turn.spans)
+            back = session.memory.restore(session.plan.turn.spans, guessed=True)
             self.counts["fetched"] += len(back)
 
     def _enter(self, session: Session, name: str, proposal: Proposal) -> None:
@@ -200,7 +200,8 @@ class Planning:
             # What a planner says of the turn takes the place of what it said before.
             self.now.pop(name, None)
             held = [edge.span for others in self.now.values() for edge in others]
-            self.now[name] = now = self._fitting(session, held, now)
+            overdue = [span for step in plan.overdue for span in step.spans]
+            self.now[name] = now = self._fitting(session, [*held, *overdue], now, spare(session.memory))
             plan.end_turn()
             reads = [*map(str, held), *(str(edge.span) for edge in now)]
             if reads:
@@ -218,14 +219,17 @@ class Planning:
         self.counts[f"{name}.problems"] += 1
         self.problems.append(f"{name}: {words}")
 
-    def _fitting(self, session: Session, held: Iterable[object], edges: Iterable[Edge]) -> list[Edge]:
+    def _fitting(
+        self, session: Session, held: Iterable[object], edges: Iterable[Edge], spare: int | None = None
+    ) -> list[Edge]:
         """Edges of one step whose spans fit half of the budget together with what the step reads already.
 
-        What a step reads must fit beside pins, or the step is refused: planners may not bring that about.
+        What a step reads must fit beside pins, or the step is refused: planners may not bring that about. What they find
+        for a turn must fit what the policy will keep for it, ``spare``, or it is fetched in vain.
         """
         table, most = session.memory.ledger.spans, room(session.memory)
         if most is not None:
-            most = min(most, (session.config.budget or 0) // 2)
+            most = min(most, (session.config.budget or 0) // 2, most if spare is None else spare)
         reads = set(held)
         used = sum(len(table.get(read)) for read in reads if isinstance(read, str) and read in table)
         fits = []

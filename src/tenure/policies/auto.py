@@ -60,6 +60,10 @@ class Auto(MemDecay):
         """As in :class:`Foresight`."""
         return self._plan.room(budget, fixed)
 
+    def spare(self, view: View) -> int:
+        """As in :class:`Foresight`, beside the rules."""
+        return self._plan.spare(self.pinned(view))
+
     def first(self, view: View) -> Tensor | None:
         """As in :class:`Foresight`."""
         return self._plan.first(view)

@@ -130,6 +130,13 @@ class Policy(ABC):
         """
         return budget - fixed - 1
 
+    def spare(self, view: View) -> int:
+        """Slots that the spans of a turn may take on a planner's word, beside all that comes before them.
+
+        A span beyond that would be let go as soon as it is there.
+        """
+        return self.room(view.budget, int(view.hard.sum(1).max()))
+
     def first(self, view: View) -> Tensor | None:
         """Slots that come before recent ones, ``[groups, rows]`` bool, no more than :meth:`room`; None for none."""
         return None

@@ -102,10 +102,18 @@ class Foresight(H2O):
         planned = view.readers >= 0
         if not bool(planned.any()):
             return planned
-        first, taken = self._first(view)
+        first = self._first(view)[0]
         safe = protected(view) & ~first
-        room = view.budget - int(safe.sum(1).max()) - taken - self.floor(view.budget)
-        return first | whole_spans(view, planned & ~first & ~safe, room)[0] | (planned & safe)
+        return first | whole_spans(view, planned & ~first & ~safe, self._beside(view))[0] | (planned & safe)
+
+    def spare(self, view: View) -> int:
+        """What sinks, pins, reads of the current step and the recent slots' floor leave of the budget."""
+        return super().spare(view) if self.mode == "paper" else self._beside(view)
+
+    def _beside(self, view: View) -> int:
+        first, taken = self._first(view)
+        safe = int((protected(view) & ~first).sum(1).max())
+        return view.budget - safe - taken - self.floor(view.budget)
 
     def _first(self, view: View) -> tuple[Tensor, int]:
         room = self.room(view.budget, int(view.hard.sum(1).max()))
