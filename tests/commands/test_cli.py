@@ -54,6 +54,7 @@ OPTIONS = [
     (["--policy", "full", "--budget", "64"], "Leave the budget out"),
     (["--policy-option", "fast"], "--policy-option: 'fast' is not KEY=VALUE"),
     (["--policy-option", "speed=3"], "speed"),
+    (["--planner-option", "fast"], "--planner-option: 'fast' is not KEY=VALUE"),
     (["--positions", "round"], "--positions: 'round' is not known"),
     (["--granularity", "head"], "--granularity: 'head' is not known"),
     (["--chunk", "0"], "--chunk: 0 is too small"),
@@ -111,6 +112,13 @@ def test_file_that_is_none(tenure, tiny_folder, tmp_path):
         ("[session]\nbudget = 'big'\n", "'big' is not a whole number"),
         ("[engine]\nspeed = 5\n", "unknown option 'speed'"),
         ("[engine\n", "options.toml"),
+        ("engine = 3\n", "engine is 3 Make it a table, [engine]"),
+        ("[engine]\ntiers = 'host:1M'\n", "tiers is 'host:1M' Make it a list"),
+        ("[sesion]\nbudget = 64\n", "nothing reads 'sesion', did you mean [session]?"),
+        ("budget = 64\n", "nothing reads 'budget' Its tables are [engine], [session], [serve]"),
+        ("[session]\npolicy_options = 3\n", "policy_options is 3"),
+        ("[session]\nplanner = 'online'\nplanner_options = 3\n", "planner_options is 3"),
+        ("[session]\nregions = 3\n", "regions"),
     ],
 )
 def test_bad_config_file(tenure, tiny_folder, session_file, tmp_path, text, message):

@@ -33,6 +33,7 @@ def test_the_table_counts_entries(tenure, tiny_folder, story):
         (["--ratio", "2", "--entries", "3"], "give a ratio or a budget"),
         (["--method", "zip"], "--method: 'zip' is not known"),
         (["--method-option", "speed=3"], "no option 'speed'"),
+        (["--method-option", "fast"], "--method-option: 'fast' is not KEY=VALUE"),
         (["--span", "nowhere"], "nowhere"),
     ],
 )

@@ -44,7 +44,7 @@ def run(
     if ratio is None and entries is None:
         ratio = 8.0
     check_amount(ratio, entries)
-    compressor = make_compressor(method, dict(map(key_value, method_option)))
+    compressor = make_compressor(method, dict(key_value(text, "method_option") for text in method_option))
     check_save(save)
     from tenure.commands.play import Player
 

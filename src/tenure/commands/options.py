@@ -10,12 +10,13 @@ import inspect
 import json
 import tomllib
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from tenure.config import EngineConfig, SessionConfig
+from tenure.config import EngineConfig, SessionConfig, read_table
 from tenure.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from tenure.sampling import SamplingOptions
 
 DEFAULT_MODEL = "smollm2-135m"
+
+_TABLES = ("engine", "session", "serve")
+"""Of the file that ``--config`` names."""
 
 _MODEL = "Model"
 _MEMORY = "Memory"
@@ -182,7 +186,11 @@ class MemoryOptions:
         if self.policy_option:
             given["policy_options"] = dict(map(key_value, self.policy_option))
         if self.planner_option:
-            given["planner_options"] = _nested(map(key_value, self.planner_option))
+            given["planner_options"] = _nested(
+                key_value(text, "planner_option") for text in self.planner_option
+            )
+        if self.config is not None:
+            _check_tables(self.config)
         config = SessionConfig.load(self.config, **given)
         make_policy(config.policy, config.policy_options)
         if config.planner is not None:
@@ -277,11 +285,16 @@ def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     )
 
 
-def key_value(text: str) -> tuple[str, Any]:
+def key_value(text: str, option: str = "policy_option") -> tuple[str, Any]:
+    """An option's ``KEY=VALUE``.
+
+    Raises:
+        ConfigError: it is none; ``option`` is to blame.
+    """
     name, found, value = text.partition("=")
     if not found or not name:
         raise ConfigError(
-            f"{text!r} is not KEY=VALUE", option="policy_option", way_out="Give, for example, mode=paper"
+            f"{text!r} is not KEY=VALUE", option=option, way_out="Give, for example, mode=paper"
         )
     try:
         return name, json.loads(value)  # numbers and true/false; anything else is a text
@@ -320,14 +333,36 @@ def load_engine(options: ModelOptions, file: Path | None = None) -> Engine:
 def _engine_table(file: Path | None) -> dict[str, Any]:
     if file is None:
         return {}
-    # SessionConfig.load has read the same file and reported what is wrong with it.
-    table = tomllib.loads(file.read_text(encoding="utf-8")).get("engine", {})
+    table = read_table(file, "engine")
     known = [field.name for field in fields(EngineConfig)]
     if unknown := sorted(set(table) - set(known)):
         raise ConfigError(
             f"unknown option {unknown[0]!r}", option=str(file), way_out="Known: " + ", ".join(known)
         )
-    return dict(table)
+    tiers = table.get("tiers", [])
+    if not isinstance(tiers, list):
+        raise ConfigError(f"tiers is {tiers!r}", option=str(file), way_out="Make it a list of texts")
+    return table
+
+
+def _check_tables(file: Path) -> None:
+    """Refuse a file with a table that nothing reads, or with something else where a table must be."""
+    for table in _TABLES:
+        read_table(file, table)
+    session = read_table(file, "session")
+    for name in ("policy_options", "planner_options"):
+        if not isinstance(session.get(name, {}), dict):
+            raise ConfigError(
+                f"{name} is {session[name]!r}", option=str(file), way_out=f"Make it a table, [session.{name}]"
+            )
+    found = tomllib.loads(file.read_text(encoding="utf-8"))
+    if unknown := sorted(set(found) - set(_TABLES)):
+        near = get_close_matches(unknown[0], _TABLES, 1)
+        raise ConfigError(
+            f"nothing reads {unknown[0]!r}" + (f", did you mean [{near[0]}]?" if near else ""),
+            option=str(file),
+            way_out="Its tables are " + ", ".join(f"[{table}]" for table in _TABLES),
+        )
 
 
 def quiet_transformers() -> None:
