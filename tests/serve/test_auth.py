@@ -146,3 +146,29 @@ def test_no_text_of_a_user_reaches_the_log(caplog):
     ours = [record.getMessage() for record in caplog.records if record.name.startswith(("tenure", "uvicorn"))]
     assert any("/v1/chat/completions" in line for line in ours)
     assert not any(secret in line for line in ours)
+
+
+def test_keys_that_cannot_be_read_let_nobody_in_and_tell_nobody_where_they_are(tmp_path, caplog):
+    file = tmp_path / "keys.json"
+    key = Keys(file).add("a")
+    with serving(keys=file) as live, httpx.Client(base_url=live.url, timeout=30) as http:
+        headers = {"Authorization": f"Bearer {key}"}
+        assert http.get("/v1/models", headers=headers).status_code == 200
+        good = file.read_text()
+        file.write_text("{")
+        for given in ({}, headers):
+            reply = http.get("/v1/models", headers=given)
+            assert (reply.status_code, reply.json()["error"]["code"]) == (503, "keys_unreadable")
+            assert str(tmp_path) not in reply.text
+        assert str(file) in caplog.text
+        assert http.get("/healthz").status_code == 200
+        file.write_text(good)
+        assert http.get("/v1/models", headers=headers).status_code == 200
+
+
+def test_without_keys_every_name_of_this_machine_is_answered_to():
+    with serving() as live, httpx.Client(base_url=live.url, timeout=30) as http:
+        for host in ("localhost", "LOCALHOST:80", "127.0.0.1:8000", "127.0.0.2:8000", "[::1]:8000", "[::1]"):
+            assert http.get("/v1/models", headers={"Host": host}).status_code == 200, host
+        for host in ("example.org", "127.0.0.1.example.org:8000", "10.0.0.1:8000", "localhost.example.org"):
+            assert http.get("/v1/models", headers={"Host": host}).status_code == 403, host

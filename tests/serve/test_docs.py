@@ -36,6 +36,15 @@ def test_the_pages_clients(url, capsys, code):
         assert "rejected" not in said
 
 
+def test_the_page_lists_every_code():
+    page = (ROOT / "docs/server.md").read_text(encoding="utf-8")
+    sources = [file.read_text(encoding="utf-8") for file in (ROOT / "src/tenure/serve").glob("*.py")]
+    codes = {code for text in sources for code in re.findall(r'ApiError\(\s*\d+,\s*"([a-z_]+)"', text)}
+    assert len(codes) > 25
+    missing = {code for code in codes if f"`{code}`" not in page}
+    assert missing == {"client_closed_request"}, "which nobody is there to read"
+
+
 def test_the_tool_loop(url, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["agent_loop.py", "--base-url", f"{url}/v1", "--days", "2"])
     runpy.run_path(str(ROOT / "examples/agent_loop.py"), run_name="__main__")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import httpx
 import pytest
 
 from tests.chats import user
-from tests.serve.live import serving
+from tests.serve.live import say, serving
 
 CHAT = "/v1/chat/completions"
 
@@ -61,3 +63,128 @@ def test_variables_of_the_template_are_no_arguments_of_its_rendering(http, varia
         )
         assert next(iter(variables)) in error["message"]
     assert post(http, chat_template_kwargs={"enable_thinking": False}).status_code == 200
+
+
+JSON = {"Content-Type": "application/json"}
+BODY = b'{"model":"tiny","max_tokens":2,"messages":[{"role":"user","content":"x"}]'
+DEEP = "[" * 700 + "]" * 700
+HALF = '"\\ud800"'
+
+
+def send(http, fields, path=CHAT, body=BODY):
+    return http.post(path, content=body + b"," + fields.encode() + b"}", headers=JSON)
+
+
+def refused(reply):
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    return error["code"], error["param"], error["message"]
+
+
+def test_a_body_that_is_no_json_is_told_from_one_of_another_type(http):
+    code, param, message = refused(http.post(CHAT, content=b'{"model": "tiny",', headers=JSON))
+    assert (code, param) == ("invalid_request", None)
+    assert "not JSON at character 17" in message
+    for content in (BODY + b"}", b""):
+        code, param, message = refused(http.post(CHAT, content=content))
+        assert (code, param) == ("invalid_request", None)
+        assert "Content-Type: application/json" in message
+    assert refused(http.post(CHAT, content=b'{"model": "\xff"}', headers=JSON))[:2] == (
+        "invalid_request",
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "cause"),
+    [
+        ({"stop": 5}, "stop", "valid string or Input should be a valid list"),
+        ({"stop": [""]}, "stop[0]", "at least 1 character"),
+        ({"messages": [user("x"), {"role": "user", "content": 5}]}, "messages[1].content", "valid string or"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role", "required"),
+        ({"tool_choice": 5}, "tool_choice", "valid dictionary"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "pattern"),
+        ({"temperature": 99}, "temperature", "less than or equal"),
+    ],
+)
+def test_the_field_at_fault_is_named_as_the_client_wrote_it(http, fields, param, cause):
+    code, named, message = refused(http.post(CHAT, json={"model": "tiny", "messages": [user("x")], **fields}))
+    assert (code, named) == ("invalid_request", param)
+    assert message.startswith(f"{param}: ")
+    assert cause in message
+
+
+def test_a_wrong_query_is_named(http):
+    assert refused(http.get("/v1/sessions/x/memory?start=-1"))[1] == "start"
+
+
+@pytest.mark.parametrize(
+    ("fields", "outcome"),
+    [
+        ('"priority": 1' + "0" * 400, "clipped"),
+        ('"priority": -1' + "0" * 400, "clipped"),
+        ('"nvext": {"agent_hints": {"latency_sensitivity": 1' + "0" * 400 + "}}", "accepted"),
+        ('"nvext": {"agent_hints": {' + HALF + ": 1}}", "rejected"),
+        ('"hints": [{"message": 0, ' + HALF + ": 1}]", "rejected"),
+        ('"hints": ' + DEEP, "rejected"),
+    ],
+)
+def test_a_strange_hint_fails_no_request(http, fields, outcome):
+    reply = send(http, fields)
+    assert reply.status_code == 200, reply.text
+    assert [one["outcome"] for one in reply.json()["tenure"]["hints"]] == [outcome]
+
+
+FUNCTION = '"tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": %s}}}]'
+SCHEMA = '"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": [%s]}}}'
+
+
+@pytest.mark.parametrize("value", [DEEP, HALF], ids=["deep", "half"])
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        (FUNCTION, "tools"),
+        (SCHEMA, "response_format"),
+        ('"chat_template_kwargs": {"a": %s}', "chat_template_kwargs"),
+    ],
+)
+def test_data_without_end_or_that_is_no_text_is_refused(http, fields, param, value):
+    assert refused(send(http, fields % value))[:2] == ("invalid_value", param)
+
+
+@pytest.mark.parametrize("value", [DEEP, HALF], ids=["deep", "half"])
+def test_what_a_response_gives_back_is_checked(http, value):
+    body = b'{"model": "tiny", "input": "x", "max_output_tokens": 1'
+    for fields, param in (
+        ('"tools": [{"type": "function", "name": "f", "x": %s}]', "tools"),
+        ('"text": {"x": %s}', "text"),
+    ):
+        assert refused(send(http, fields % value, "/v1/responses", body))[:2] == ("invalid_value", param)
+
+
+@pytest.mark.parametrize("arguments", ['{"a": ' + DEEP + "}", json.dumps('{"a": ' + DEEP + "}")])
+def test_deep_arguments_of_a_call_are_refused(http, arguments):
+    call = '{"id": "a", "type": "function", "function": {"name": "f", "arguments": ' + arguments + "}}"
+    message = '{"role": "assistant", "content": "x", "tool_calls": [' + call + "]}"
+    reply = http.post(CHAT, content='{"model": "tiny", "messages": [' + message + "]}", headers=JSON)
+    assert refused(reply)[0] == "invalid_value"
+
+
+def test_a_call_with_half_a_character_does_not_lose_the_answer(http, monkeypatch):
+    say(monkeypatch, '<tool_call>\n{"name": "f", "arguments": {"a": "\\ud83d"}}\n</tool_call>')
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    whole = post(http, tools=tools, max_tokens=200)
+    assert whole.status_code == 200, whole.text
+    choice = whole.json()["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"]) == {"a": "\ufffd"}
+    streamed = post(http, tools=tools, max_tokens=200, stream=True).text
+    assert "error" not in streamed
+    assert '"finish_reason":"tool_calls"' in streamed
+    tool = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+    given = http.post("/v1/responses", json={"model": "tiny", "input": "x", "tools": [tool]})
+    assert given.status_code == 200
+    assert given.json()["output"][0]["arguments"] == '{"a": "\ufffd"}'
+    messages = [user("x"), choice["message"], {"role": "tool", "content": "y", "tool_call_id": "z"}]
+    messages[2]["tool_call_id"] = choice["message"]["tool_calls"][0]["id"]
+    assert post(http, messages, tools=tools, max_tokens=200).status_code == 200

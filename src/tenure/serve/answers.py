@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tenure.errors import MessageError
 from tenure.serve.errors import ApiError, api_error
 from tenure.serve.events import Bus, Evicted, Refused, TurnEnded
 from tenure.serve.held import Held
@@ -15,6 +16,7 @@ from tenure.serve.jobs import Called, Failed, Finished, Job, Run, Text
 from tenure.serve.logprobs import LogStream
 from tenure.serve.store import Store
 from tenure.tiers.archive import SpanArchive
+from tenure.toolcalls import ToolCall
 
 if TYPE_CHECKING:
     from tenure.session import Session
@@ -96,7 +98,7 @@ class Answers:
             if isinstance(part, str):
                 self._emit_text(run, part)
             else:
-                run.job.emit(Called(run.index, run.calls, part))
+                run.job.emit(Called(run.index, run.calls, readable(part)))
                 run.calls += 1
         if last and run.logs is not None and (rest := run.logs.take(run.turn, last=True)):
             run.job.emit(Text(run.index, "", rest))
@@ -114,8 +116,11 @@ class Answers:
         self.freed = True
         run.closed, held.run = True, None
         held.used = time.time()
+        turn.calls[:] = [readable(call) for call in turn.calls]  # a template takes texts only
         try:
             turn.close()
+        except MessageError as refused:
+            _log.warning("the template does not take what a turn has called: %s", refused)
         except Exception as broken:
             error = error or broken
         held.turns += 1
@@ -180,6 +185,15 @@ def count(bus: Bus, tenant: str, refused: ApiError) -> None:
     if not refused.counted:
         refused.counted = True
         bus.report(Refused(tenant=tenant, status=refused.status, code=refused.code))
+
+
+def readable(call: ToolCall) -> ToolCall:
+    """A call as text; a model may write half a surrogate pair, which JSON allows and no encoding takes."""
+    name, arguments = (
+        text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        for text in (call.name, call.arguments)
+    )
+    return replace(call, name=name, arguments=arguments)
 
 
 def session_of(held: Held) -> Session:

@@ -25,6 +25,7 @@ from tenure.serve.config import ServeConfig
 from tenure.serve.errors import ApiError, api_error
 from tenure.serve.events import Bus
 from tenure.serve.guard import Guard
+from tenure.serve.invalid import refusal_of
 from tenure.serve.metrics import Metrics
 from tenure.serve.openapi import document
 from tenure.serve.page import page_router
@@ -164,15 +165,12 @@ async def _refuse(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
-    first: dict[str, Any] = error.errors()[0] if isinstance(error, RequestValidationError) else {}
-    place = ".".join(str(part) for part in first.get("loc", ())[1:])
-    return await _refuse(
-        request, ApiError(400, "invalid_request", f"{place}: {first.get('msg')}", param=place)
-    )
+    return await _refuse(request, refusal_of(error) if isinstance(error, RequestValidationError) else error)
 
 
 async def _http(request: Request, error: Exception) -> JSONResponse:
     status = error.status_code if isinstance(error, HTTPException) else 500
-    reply = await _refuse(request, ApiError(status, f"http_{status}", str(getattr(error, "detail", ""))))
+    code = "invalid_request" if status == 400 else f"http_{status}"
+    reply = await _refuse(request, ApiError(status, code, str(getattr(error, "detail", ""))))
     reply.headers.update(getattr(error, "headers", None) or {})  # Allow, for a method that is not
     return reply

@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from tenure.serve.auth import Keys
-from tenure.serve.errors import ApiError, api_error
+from tenure.serve.config import is_loopback
+from tenure.serve.errors import ApiError
 from tenure.serve.events import Answered, Bus, Refused
 
 Scope = MutableMapping[str, Any]
@@ -25,7 +26,6 @@ _log = logging.getLogger("tenure.serve.access")
 _OPEN = ("/", "/healthz", "/readyz")
 _BODY_SECONDS = 60.0
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
-_LOCAL = ("localhost", "127.0.0.1", "[::1]")
 
 
 class Guard:
@@ -73,8 +73,7 @@ class Guard:
         path = scope["path"]
         if self._keys is None:
             # A page that a browser was lured to must not reach this server under a name of its own.
-            host = headers.get(b"host", "localhost").lower()
-            if host.rpartition(":")[0] not in _LOCAL and host not in _LOCAL:
+            if not is_loopback(_name_of(headers.get(b"host", "localhost").lower())):
                 raise ApiError(403, "unknown_host", "this server answers to localhost only")
         elif path not in _OPEN and not path.startswith("/static/"):
             try:
@@ -82,7 +81,10 @@ class Guard:
             except ApiError:
                 raise
             except Exception as error:
-                raise api_error(error) from error
+                _log.error("nobody is let in: %s", error)
+                raise ApiError(
+                    503, "keys_unreadable", "the server cannot read its API keys; its log has the details"
+                ) from error
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
         parts: list[bytes] = []
@@ -116,6 +118,13 @@ class Guard:
         # The page and probes look every second; what they do is news only where it fails.
         level = logging.DEBUG if scope["method"] == "GET" and status < 400 else logging.INFO
         _log.log(level, "%s %s %d %.3fs", scope["method"], route, status, seconds)
+
+
+def _name_of(host: str) -> str:
+    """The name of a ``Host`` header, without its port."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
 
 
 def _again(body: bytes, receive: Receive) -> Receive:

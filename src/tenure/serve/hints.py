@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 from tenure.errors import TenureError
 from tenure.messages import Message
@@ -55,7 +55,7 @@ class Hints:
     ) -> dict[str, Any]:
         """Add an entry to the report."""
         entry = {
-            "hint": hint,
+            "hint": hint.encode(errors="replace").decode(),  # a client's own name for it may be no text
             "message": message,
             "outcome": outcome,
             **({"reason": reason} if reason else {}),
@@ -110,11 +110,18 @@ def check_name(value: object, option: str) -> str:
 
 
 def _priority(hints: Hints, value: object, name: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if not _is_number(value):
         hints.note(name, "rejected", "expected a number")
         return
     hints.priority = max(-_PRIORITY, min(_PRIORITY, int(value)))
     hints.note(name, "accepted" if hints.priority == value else "clipped", value=hints.priority)
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    """Whether it is a finite number; a whole one may be larger than any float."""
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _ttl(hints: Hints, value: object, name: str, message: int | None = None) -> bool:
@@ -145,8 +152,8 @@ def _agent_hints(hints: Hints, value: object) -> None:
         label = f"nvext.agent_hints.{str(name)[:64]}"
         if name == "priority":
             _priority(hints, one, label)
-        elif name == "latency_sensitivity" and isinstance(one, (int, float)) and not isinstance(one, bool):
-            if "priority" not in agent and math.isfinite(one):
+        elif name == "latency_sensitivity" and _is_number(one):
+            if "priority" not in agent:
                 hints.priority = max(hints.priority, min(_PRIORITY, int(one)))
             hints.note(label, "accepted")
         else:

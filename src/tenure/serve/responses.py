@@ -13,6 +13,7 @@ from tenure.serve.ask import Ask
 from tenure.serve.chat import HINTS, Gathered, about
 from tenure.serve.completions import begin, stream, while_there
 from tenure.serve.errors import api_error
+from tenure.serve.invalid import check_data
 from tenure.serve.items import answer_message, call_item, message_item, messages_of, tools_of
 from tenure.serve.jobs import Called, Reply, Started, Text
 from tenure.serve.logprobs import spelt
@@ -222,6 +223,8 @@ async def respond(body: ResponsesRequest, request: Request) -> Response:
     """Answer, going on from an earlier response if one is named."""
     server, tenant = server_of(request), tenant_of(request)
     check_model(server, body.model)
+    for param in ("tools", "text", "metadata"):
+        check_data(getattr(body, param), param)  # they are given back
     new = messages_of(body.input)
     previous = body.previous_response_id
     history = [] if previous is None else server.responded.history(tenant, previous)

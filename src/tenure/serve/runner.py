@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tenure.serve.ask import Ask, Ready, make_ready
 from tenure.serve.errors import ApiError
 from tenure.serve.hints import MARKS
+from tenure.serve.invalid import check_data
 from tenure.serve.jobs import Failed, Finished, Job, Reply
 
 if TYPE_CHECKING:
@@ -65,8 +66,17 @@ class Runner:
             _log.info("%s asks %s", tenant or "somebody", json.dumps(list(ask.messages), ensure_ascii=False))
 
         def work() -> tuple[Ready, list[bytes]]:
+            _check(ask)
             setting = [list(ask.tools), dict(ask.template_options or {}), ask.tool_choice == "none"]
-            return make_ready(ask, self.engine, self.config), chain(ask.messages, setting)
+            try:
+                return make_ready(ask, self.engine, self.config), chain(ask.messages, setting)
+            except RecursionError:  # arguments of calls are JSON in a text
+                raise ApiError(
+                    400,
+                    "invalid_value",
+                    "messages: arguments of a call are nested too deep",
+                    param="messages",
+                ) from None
 
         ready, digests = await self.off_loop(work)
         hints = ready.hints
@@ -132,6 +142,19 @@ class Runner:
     def close(self) -> None:
         """Stop the rendering threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _check(ask: Ask) -> None:
+    for param, value in (
+        ("tools", ask.tools),
+        ("tool_choice", ask.tool_choice),
+        ("response_format", ask.response_format),
+        ("chat_template_kwargs", ask.template_options),
+    ):
+        check_data(value, param)
+    for number, message in enumerate(ask.messages):
+        rest = {name: value for name, value in message.items() if name not in MARKS}
+        check_data(rest, f"messages[{number}]", texts=False)  # the rendering looks at them
 
 
 def chain(messages: Sequence[Mapping[str, Any]], setting: object) -> list[bytes]:
