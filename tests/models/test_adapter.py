@@ -239,3 +239,15 @@ def test_int8_without_native_kernels_is_refused(models, monkeypatch):
     monkeypatch.setattr("tenure.models.fused.native", lambda: None)
     with pytest.raises(ModelError, match=r"weights: .*compiler"):
         Engine(copy.deepcopy(models("llama")), config=EngineConfig(weights="int8"))
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype", "words"),
+    [
+        ({}, torch.float16, "bf16 or fp32, not in float16"),
+        ({"hidden_act": "gelu"}, torch.float32, "silu, not gelu"),
+    ],
+)
+def test_int8_names_what_the_kernels_do_not_take(models, options, dtype, words):
+    with pytest.raises(ModelError, match=rf"weights: .*{words}"):
+        Engine(copy.deepcopy(models("llama", **options)).to(dtype), config=EngineConfig(weights="int8"))

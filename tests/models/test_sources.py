@@ -470,7 +470,10 @@ def test_gguf_file(tmp_path: Path) -> None:
 
 def test_gguf_file_with_a_long_name(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / f"{'m' * 240}.gguf", tiny_model())
-    assert loads(resolve(str(path), progress=Recorder()))
+    found = resolve(str(path), progress=Recorder())
+    assert loads(found)
+    listed = run_cli("list").stdout.splitlines()
+    assert any(line.startswith(f"{found.path.name} ") for line in listed), "whole, on one line"
 
 
 def test_the_bill_of_a_gguf_file_in_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

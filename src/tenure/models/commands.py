@@ -12,6 +12,9 @@ from tenure.errors import ModelError
 from tenure.models.catalog import CATALOG, unknown_model
 from tenure.models.store import Store, disk_bytes
 
+_PIPE = 400
+"""Columns of a table that another program reads: a row stays a line."""
+
 app = typer.Typer(
     help="List, fetch, find and remove models.",
     no_args_is_help=True,
@@ -61,19 +64,21 @@ def list_models(as_json: _Json = False) -> None:
     from rich.console import Console
     from rich.filesize import decimal
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table("name", "parameters", "download", "on disk", "state", "licence", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for title in ("name", "parameters", "download", "on disk", "state", "licence"):
+        table.add_column(title, overflow="fold")
     for row in rows:
         parameters = f"{row['parameters'] / 1e6:,.0f}M" if row["parameters"] else "?"
         sizes = (decimal(row[key]) if row[key] else "-" for key in ("download_bytes", "disk_bytes"))
-        table.add_row(row["name"], parameters, *sizes, row["state"], row["licence"] or "?")
+        table.add_row(Text(row["name"]), parameters, *sizes, row["state"], row["licence"] or "?")
     console = Console()
+    if not console.is_terminal:
+        console.width = _PIPE
     console.print(table)
-    console.print(
-        f"\nKept in {store_root()}. A folder, a .gguf file or a hub id ORG/NAME work as a model too.",
-        style="dim",
-        soft_wrap=True,
-    )
+    about = f"\nKept in {store_root()}. A folder, a .gguf file or a hub id ORG/NAME work as a model too."
+    console.print(Text(about, style="dim"), soft_wrap=True)
 
 
 def store_root() -> Path:

@@ -49,17 +49,19 @@ class FusedDecoder:
         int8: store the projections, and the output layer's, in int8.
 
     Raises:
-        ModelError: int8 without native kernels.
+        ModelError: int8 without native kernels, or with a model that they do not take.
     """
 
     def __init__(self, model: Any, *, int8: bool = False) -> None:
         config = model.config.get_text_config()
-        self._native = native() if _can_run_native(model) else None
+        obstacle = _obstacle(model)
+        self._native = native() if obstacle is None else None
         if int8 and self._native is None:
+            cause, way_out = obstacle or ("which need a C compiler", "Install gcc or clang")
             raise ModelError(
-                "int8 weights need the native kernels, which need a CPU and a C compiler",
+                f"int8 weights need the native kernels, {cause}",
                 option="weights",
-                way_out="Install gcc or clang, or leave the option out",
+                way_out=f"{way_out}, or leave the option out",
             )
         _own(model, int8)
         self._embed = model.model.embed_tokens
@@ -172,13 +174,17 @@ class FusedDecoder:
         return torch.rms_norm(x, (x.shape[-1],), weight, self._eps)
 
 
-def _can_run_native(model: Any) -> bool:
-    config = model.config.get_text_config()
-    return (
-        model.device.type == "cpu"
-        and model.dtype in (torch.bfloat16, torch.float32)
-        and getattr(config, "hidden_act", None) == "silu"
-    )
+def _obstacle(model: Any) -> tuple[str, str] | None:
+    """Why the native kernels cannot run a model, and the way out; None where they can."""
+    if model.device.type != "cpu":
+        return "which run on a CPU only", "Use device cpu"
+    if model.dtype not in (torch.bfloat16, torch.float32):
+        given = str(model.dtype).removeprefix("torch.")
+        return f"which compute in bf16 or fp32, not in {given}", "Use dtype bf16 or fp32"
+    activation = getattr(model.config.get_text_config(), "hidden_act", None)
+    if activation != "silu":
+        return f"which know the activation silu, not {activation}", "Use another model"
+    return None
 
 
 def _own(model: Any, int8: bool) -> None:
