@@ -42,7 +42,8 @@ policy = "foresight"
 min_recent = 128
 ```
 
-A value that cannot work is refused before anything is loaded, with the option, the cause and the way out.
+A value that no model can work with is refused before one is loaded; what hangs on the model, such as a budget that does
+not fit memory beside it, once it is there. Both with the option, the cause and the way out.
 """
 
 _POLICIES = (
