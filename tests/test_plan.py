@@ -106,12 +106,13 @@ def test_validation_lists_everything() -> None:
 
 
 SPANS = st.sampled_from("wxyz")
+IDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=3)
 
 
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
     """Any plan that a session may come to have."""
-    names = draw(st.lists(st.text(min_size=1, max_size=3), max_size=6, unique=True))
+    names = draw(st.lists(IDS, max_size=6, unique=True))
     reads = st.lists(st.one_of(SPANS, st.builds(MessageNumber, st.integers(0, 9)), st.just(Quote("a  b"))))
     p = Plan(
         [Step(name, tuple(draw(reads))) for name in names], expire_after=draw(st.none() | st.integers(0, 3))
@@ -326,6 +327,15 @@ def test_reads_that_cannot_be_one(read: object, words: str) -> None:
         Step("a", (read,))  # type: ignore[arg-type]
     data = {"steps": [{"id": "a", "reads": [read]}]}
     with pytest.raises(PlanError, match=words):
+        Plan.from_json(data)
+    assert not jsonschema_rs.Draft202012Validator(json.loads(SCHEMA)).is_valid(data)
+
+
+def test_no_step_is_called_like_the_turn_under_way() -> None:
+    with pytest.raises(PlanError, match="without NUL"):
+        Step("\0now")
+    data = {"steps": [{"id": "\0now"}]}
+    with pytest.raises(PlanError):
         Plan.from_json(data)
     assert not jsonschema_rs.Draft202012Validator(json.loads(SCHEMA)).is_valid(data)
 

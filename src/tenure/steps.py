@@ -58,6 +58,8 @@ class Step:
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not self.id:
             raise PlanError(f"a step's id must be a non-empty string, not {self.id!r}")
+        if "\0" in self.id:  # planners name the turn under way and later ones so
+            raise PlanError(f"a step's id is a text without NUL, not {self.id!r}")
         reads: object = self.reads
         if not isinstance(reads, (list, tuple)):
             raise PlanError(f"the reads of step {self.id!r} must be a list of span ids, not {reads!r}")

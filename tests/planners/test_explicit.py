@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tenure.plan import Quote
 from tests.chats import assistant, chat_session, encode, tokenizer, tool, user
 from tests.oracles import Script, check_ledger
 from tests.planners.chats import OPTIONS, filler
+from tests.test_restore import Shelf
 
 EXPLICIT = {**OPTIONS, "planner": "explicit"}
 
@@ -60,6 +63,33 @@ def test_overdue_steps_are_confirmed_by_being_listed_again(engines):
     session.plan.add_reads("three", [])
     assert session.plan.to_json()["overdue"]["one"] == 0
     assert session.plan.delta("a") == 0
+
+
+@pytest.mark.parametrize("name", ["now", "later", "turn-1"])
+def test_steps_of_any_name_keep_their_reads(engines, name):
+    session = chat_session(engines, **EXPLICIT)
+    session.append([user("the limit is 48", span="limits"), user("E417 is a code", span="codes")])
+    session.append(user(plan_text({"id": "a", "reads": ["codes"]}, {"id": name, "reads": ["limits"]})))
+    assert [(step.id, step.reads) for step in session.plan.steps] == [("a", ("codes",)), (name, ("limits",))]
+    assert session.plan.turn is None
+    assert session.plan.expected == ()
+
+
+def test_a_plan_says_which_step_is_under_way(engines):
+    session = chat_session(engines, **EXPLICIT, archive=Shelf())
+    session.append([user("the limit is 48", span="limits"), user("E417 is a code", span="codes")])
+    for seed in range(8):
+        session.append([assistant("go on"), tool(filler(seed))])
+    assert session.explain("limits").resident < 1.0
+    steps = {"id": "a", "reads": ["codes"]}, {"id": "b", "reads": ["limits"]}
+    session.append(user(plan_text(*steps, current="b")))
+    assert session.plan.current.id == "b"
+    assert session.explain("limits").resident == 1.0, "what it reads is fetched"
+    session.append(user("go", step="a"))
+    session.append(assistant(plan_text(*steps, current="b")))
+    session.queue(user("and?"))
+    assert session.plan.current.id == "a", "messages say which step is under way"
+    assert "step 'b' is not begun: 'a' is under way" in session.stats().planner["problem"]
 
 
 def test_what_cannot_be_read_is_noted_and_nothing_breaks(engines):

@@ -10,7 +10,7 @@ import pytest
 
 from tenure import Plan, Step
 from tenure.errors import ConfigError
-from tenure.planners import LLM
+from tenure.planners import LLM, NOW
 from tests.chats import chat_session, encode, tokenizer, user
 from tests.oracles import Script, check_ledger, state_of
 from tests.planners.chats import OPTIONS, drowned
@@ -35,7 +35,7 @@ def test_the_session_s_model_names_spans_and_steps_of_the_list(engines, monkeypa
     assert stats["problem"] is None or "does not fit" in stats["problem"]
     for edge in session.planning.edges:
         assert edge.span in session.memory.ledger.spans
-        assert edge.step in ("fix", "now")
+        assert edge.step in ("fix", NOW)
         assert edge.why == "named by tiny-qwen2"
     # The fork that was asked has left no trace.
     twin.queue(user("What is MAX_SHARDS?", span="q"), reply=True)
@@ -54,6 +54,19 @@ def test_what_the_session_s_model_says_is_entered(engines, monkeypatch):
     assert session.plan.turn.spans == ("rule",)
     assert session.plan["fix"].spans == ("codes",)
     assert session.explain("rule").resident == 1.0
+
+
+def test_a_step_may_be_called_now(engines, monkeypatch):
+    answer = {"edges": [{"span": "rule", "step": "now!"}, {"span": "codes", "step": "now"}]}
+    asked = []
+    monkeypatch.setattr(LLM, "_local", lambda self, *args: (asked.append(args), json.dumps(answer))[1])
+    session = drowned(engines, planner="llm", plan=Plan([Step("now"), Step("later")]))
+    session.queue(user("What is it?"), reply=True)
+    _, question, schema = asked[-1]
+    assert schema["properties"]["edges"]["items"]["properties"]["step"]["enum"] == ["now", "later", "now!"]
+    assert "- now!: What is it?" in question
+    assert session.plan.turn.spans == ("rule",)
+    assert session.plan["now"].spans == ("codes",)
 
 
 class Endpoint(BaseHTTPRequestHandler):

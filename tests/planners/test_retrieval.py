@@ -27,7 +27,7 @@ def test_what_was_lost_comes_back_for_the_turn_that_asks(engines, wanted, terms)
     session.ask(user(QUESTIONS[wanted], span="q"), max_tokens=4)
     assert ledger.resident(ledger.spans.get(wanted)) == 1.0
     edges = session.explain(wanted).edges
-    assert [edge.step for edge in edges] == ["now"]
+    assert [edge.when for edge in edges] == ["now"]
     assert edges[0].planner == "retrieval"
     assert edges[0].why.startswith("shares ")
     assert session.stats().planner["counts"]["fetched"] == 1

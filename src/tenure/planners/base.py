@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from tenure.session import Session
     from tenure.spans import Span
 
-NOW = "now"
-"""Step of an edge that is meant for the turn under way."""
+NOW = "\0now"
+"""Step of an edge that is meant for the turn under way; no step of a plan can have such an id."""
 
-LATER = "later"
-"""Step of an edge that is meant for some later turn."""
+LATER = "\0later"
+"""Step of an edge that is meant for some later turn, like ``NOW``."""
 
 
 class PlannerError(TenureError):
@@ -53,9 +53,14 @@ class Edge:
     score: float = 1.0
     planner: str = ""
 
+    @property
+    def when(self) -> str:
+        """The step in words: its id, ``now`` or ``later``."""
+        return self.step.removeprefix("\0")
+
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self) | {"span": str(self.span)}
+        """Plain values, the step as in :attr:`when`."""
+        return asdict(self) | {"span": str(self.span), "step": self.when}
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,7 @@ class Proposal:
         steps: of the plan, in order: unknown ones are added, overdue ones confirmed. Their reads are edges.
         superseded: older spans and the newer ones that take their place.
         finished: steps that are done.
+        current: the step that is under way from now on, unless a message has begun another; None says nothing of it.
         problems: what went wrong on the way, in words.
         looked: False where the planner did not look at the turn: what it said of it before still holds.
         expected: whether the edges to ``LATER`` replace all those that were expected before.
@@ -76,6 +82,7 @@ class Proposal:
     steps: Sequence[Step] = ()
     superseded: Mapping[str, str] = field(default_factory=dict)
     finished: Sequence[str] = ()
+    current: str | None = None
     problems: Sequence[str] = ()
     looked: bool = True
     expected: bool = False

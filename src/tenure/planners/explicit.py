@@ -2,7 +2,8 @@
 
 A message that holds ``<plan>JSON</plan>`` adds to the session's plan, whether the client sent it or the model wrote it.
 The JSON is the plan's own form (``data/plan.schema.json``) or the bare list of its steps. Steps that the plan has
-already get further reads, and those that were overdue count as confirmed.
+already get further reads, and those that were overdue count as confirmed. ``current`` begins a step, unless messages say
+by their marks which step is under way.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Explicit(Planner):
         steps: list[Step] = []
         finished: list[str] = []
         problems: list[str] = []
+        current: str | None = None
         for document in (*context.come, *context.new):
             plans = PLAN_TEXT.findall(document.text)
             # A message is seen when it is queued, and again when it was computed. Ids of spans come again after a
@@ -48,12 +50,14 @@ class Explicit(Planner):
                     continue
                 steps += [Step(step.id) for step in data.steps]
                 finished += data.finished
+                if isinstance(data.current, str):
+                    current = data.current
                 edges += [
                     Edge(span, step.id, f"given in {document.id!r}")
                     for step in data.steps
                     for span in step.reads
                 ]
-        return Proposal(edges, steps, finished=finished, problems=problems, looked=False)
+        return Proposal(edges, steps, finished=finished, current=current, problems=problems, looked=False)
 
     def fork(self) -> Self:
         """See the base."""

@@ -83,13 +83,17 @@ class LLM(Planner):
         asked = context.new and (self.on == "message" or context.reply)
         if not asked or context.turn % self.every or not listed:
             return Proposal(looked=False)
-        steps = [step.id for step in context.plan.coming[:_STEPS]] + [NOW]
-        question, schema = self._question(context, listed, steps), self._schema(listed, steps)
+        steps = {step.id: step.id for step in context.plan.coming[:_STEPS]}
+        word = "now"
+        while word in context.plan:
+            word += "!"
+        steps[word] = NOW
+        question, schema = self._question(context, listed, steps), self._schema(listed, list(steps))
         answer = (
             self._local(context, question, schema) if self.url is None else self._remote(question, schema)
         )
         who = context.engine.name if self.url is None else self.model
-        return Proposal(_edges(answer, set(listed), set(steps), who)[: self.most])
+        return Proposal(_edges(answer, set(listed), steps, who)[: self.most])
 
     def fork(self) -> Self:
         """See the base."""
@@ -102,12 +106,12 @@ class LLM(Planner):
     def _first(self, text: str) -> str:
         return " ".join(text.split(maxsplit=self.words)[: self.words])
 
-    def _question(self, context: Context, listed: Sequence[str], steps: Sequence[str]) -> str:
+    def _question(self, context: Context, listed: Sequence[str], steps: Mapping[str, str]) -> str:
         lines = ["Earlier messages, by id:"]
         lines += [f"- {span} ({self._seen[span][0]}): {self._seen[span][1]}" for span in listed]
         lines.append("Steps to come:")
-        lines += [f"- {step}" for step in steps if step != NOW]
-        lines.append(f"- {NOW}: {' / '.join(self._first(document.text) for document in context.new)}")
+        turn = " / ".join(self._first(document.text) for document in context.new)
+        lines += [f"- {word}: {turn}" if step == NOW else f"- {word}" for word, step in steps.items()]
         lines.append(
             "Which earlier messages must be read again for which step? Name only those that a step cannot do without."
         )
@@ -180,8 +184,14 @@ class LLM(Planner):
             ) from error
 
 
-def _edges(answer: str, spans: set[str], steps: set[str], who: str) -> list[Edge]:
+def _edges(answer: str, spans: set[str], steps: Mapping[str, str], who: str) -> list[Edge]:
     """The edges of an answer. What names no span or step of the list is left out.
+
+    Args:
+        answer: JSON.
+        spans: ids of the list.
+        steps: words of the list for steps, and the steps.
+        who: has answered.
 
     Raises:
         PlannerError: the answer is not the JSON that was asked for.
@@ -197,5 +207,5 @@ def _edges(answer: str, spans: set[str], steps: set[str], who: str) -> list[Edge
     for one in found:
         span, step = (one.get("span"), one.get("step")) if isinstance(one, Mapping) else (None, None)
         if isinstance(span, str) and isinstance(step, str) and span in spans and step in steps:
-            edges.setdefault((span, step), Edge(span, step, f"named by {who}", 1 / (1 + len(edges))))
+            edges.setdefault((span, step), Edge(span, steps[step], f"named by {who}", 1 / (1 + len(edges))))
     return list(edges.values())

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from tenure.errors import TenureError
-from tenure.planners.base import Context, Edge
+from tenure.planners.base import NOW, Context, Edge
 from tenure.planners.corpus import document
 
 if TYPE_CHECKING:
@@ -39,7 +39,9 @@ def resume_planning(session: Session, data: Mapping[str, Any] | None) -> None:
     planning.turn, planning.asked, planning.over = data["turn"], data["asked"], data["over"]
     planning.latest = set(data["latest"])
     planning.counts = Counter(data["counts"])
-    planning.now = {name: [Edge(**edge) for edge in edges] for name, edges in data["now"].items()}
+    planning.now = {
+        name: [Edge(**edge | {"step": NOW}) for edge in edges] for name, edges in data["now"].items()
+    }
     seen = data["seen"]
     planning.corpus.resume(session.memory.ids, [(span, start, stop) for span, start, stop, _ in seen])
     planning.came = {span: turn for span, _, _, turn in seen}

@@ -156,20 +156,24 @@ class Planning:
             session.plan.forget_spans(set(gone) - {one.id for one in come})
         new = [document(session, span, ids) for span, ids in contents(session.memory) if span.id in fresh]
         context = Context(session, gone, come, new, reply, self.turn)
+        began = False
         for planner in self.planners:
             try:
                 proposal = planner.propose(context)
             except TenureError as error:
                 self._problem(planner.name, str(error))
             else:
-                self._enter(session, planner.name, proposal)
+                began |= self._enter(session, planner.name, proposal)
         settle(session)
+        if began:
+            self.counts["fetched"] += len(session.memory.restore(session.plan.current_reads))
         if session.plan.turn is not None:
             back = session.memory.restore(session.plan.turn.spans, guessed=True)
             self.counts["fetched"] += len(back)
 
-    def _enter(self, session: Session, name: str, proposal: Proposal) -> None:
-        plan = session.plan
+    def _enter(self, session: Session, name: str, proposal: Proposal) -> bool:
+        """Enter what a planner says into the plan. Returns whether it has begun a step."""
+        plan, began = session.plan, False
         for step in proposal.steps:
             if step.id in plan:
                 plan.confirm(step.id)
@@ -178,6 +182,12 @@ class Planning:
         for step_id in proposal.finished:
             if step_id in plan:
                 plan.finish(step_id)
+        if proposal.current is not None and proposal.current in plan:
+            if session._step in (None, proposal.current):
+                plan.begin(proposal.current)
+                began = True
+            else:
+                self._problem(name, f"step {proposal.current!r} is not begun: {session._step!r} is under way")
         for problem in proposal.problems:
             self._problem(name, problem)
         for old, new in proposal.superseded.items():
@@ -214,6 +224,7 @@ class Planning:
         self.edges.extend(entered)
         self.counts[f"{name}.proposed"] += len(proposal.edges)
         self.counts[f"{name}.entered"] += len(entered)
+        return began
 
     def _problem(self, name: str, words: str) -> None:
         self.counts[f"{name}.problems"] += 1
@@ -238,7 +249,7 @@ class Planning:
                 continue
             size = len(table.get(edge.span)) if isinstance(edge.span, str) and edge.span in table else 0
             if most is not None and used + size > most:
-                self._problem(edge.planner, f"{edge.span} does not fit what {edge.step} may read")
+                self._problem(edge.planner, f"{edge.span} does not fit what {edge.when} may read")
                 continue
             used += size
             reads.add(edge.span)
