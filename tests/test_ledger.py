@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tenure import Engine
+from tenure import Engine, Plan
 from tenure.errors import BudgetError, ConfigError, IntegrityError, UnknownSpanError
 from tenure.ledger import Ledger
 from tenure.policies import POLICIES
 from tenure.regions import Region
-from tenure.spans import Span
+from tenure.spans import Span, SpanTable
 from tests.conftest import random_ids, tiny_model
 from tests.oracles import check_ledger, state_of
 
@@ -308,7 +308,7 @@ def test_a_rollback_forgets_the_losses_of_what_it_takes_back():
 @pytest.mark.parametrize("sinks", [0, 2])
 def test_a_rollback_of_unequal_layers_spares_sinks_and_hard_pins(sinks):
     ledger = filled(groups=2)
-    ledger.spans.get("b").pin = "hard"
+    ledger.spans.pin(ledger.spans.get("b"), "hard")
     ledger.score[:, :10] = torch.arange(10.0)
     ledger.score[:, 4:] = 0.0  # pins that nobody looks at
     ledger.keep(torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 4, 5, 6, 7, 8, 9]]), "budget")
@@ -389,3 +389,38 @@ def test_a_span_id_is_given_once():
     assert [span.id for span in ledger.spans] == ["a", "b"]
     ledger.spans.truncate(4)
     ledger.spans.add(Span("b", 4, 5, Region.OTHER))  # free again once taken back
+
+
+def test_pinned_spans_are_known_without_a_look_at_all():
+    table = SpanTable()
+    for number, pin in enumerate((None, "hard", None, "soft", "hard")):
+        table.add(Span(f"s{number}", 10 * number, 10 * number + 10, Region.USER, pin=pin))
+
+    def pinned(of):
+        return [(span.id, span.pin) for span in of.pinned]
+
+    table.pin(table.get("s2"), "soft")
+    table.pin(table.get("s1"), "soft")
+    table.pin(table.get("s3"), None)
+    table.pin(Span("waiting", 50, 50, Region.USER), "hard")
+    assert pinned(table) == [("s1", "soft"), ("s2", "soft"), ("s4", "hard")]
+    copy = table.clone()
+    copy.pin(copy.get("s4"), None)
+    copy.pin(copy.get("s0"), "hard")
+    assert pinned(copy) == [("s0", "hard"), ("s1", "soft"), ("s2", "soft")]
+    table.truncate(25)
+    assert pinned(table) == [("s1", "soft"), ("s2", "soft")]
+    assert pinned(copy)[-1] == ("s2", "soft")
+
+
+@pytest.mark.parametrize("policy", ["h2o", "auto"])
+def test_an_eviction_looks_at_resident_spans_only(engines, policy, monkeypatch):
+    session = engines("qwen2").session(budget=64, chunk=16, slack=4, policy=policy)
+    for number in range(120):
+        session.append_ids(random_ids(8, number))
+    asked = []
+    monkeypatch.setattr(Plan, "loss_reason", lambda self, span: asked.append(span))
+    session.append_ids(random_ids(16))
+    assert 0 < len(asked) <= 64 + 16 + 4
+    sizes = session.memory.ledger.span_sizes().tolist()
+    assert sizes == [len(span) for span in session.memory.ledger.spans]

@@ -59,7 +59,8 @@ def test_the_oldest_pin_is_spilled_and_comes_back(engines) -> None:
     loose.append_ids(random_ids(60), span="pin", pin="hard")
     loose.append_ids(random_ids(5, seed=2))
     loose.append_ids(random_ids(45, seed=1), span="other", pin="hard")
-    loose.memory.ledger.spans.get("other").pin = None
+    table = loose.memory.ledger.spans
+    table.pin(table.get("other"), None)
     assert loose.fetch(["pin"]) == ["pin"]
     assert loose.explain("pin").resident == 1.0
     check_ledger(loose)

@@ -111,7 +111,8 @@ def _relabel(session: Session, span: Span, piece: Piece, reserved: Container[str
     if piece.span != span.id and not same:
         new = session._new_span(piece.span, piece.region, piece.role, None, reserved)
         session.memory.ledger.spans.rename(span, new.id)
-    span.region, span.role, span.pin = piece.region, piece.role, piece.pin
+    span.region, span.role = piece.region, piece.role
+    session.memory.ledger.spans.pin(span, piece.pin)
     kept = ((start, region) for start, _, region in piece.parts if start < len(span))
     ends = ((stop, piece.region) for _, stop, _ in piece.parts if stop < len(span))
     span.parts = sorted([*kept, *ends], key=lambda part: part[0])

@@ -6,6 +6,7 @@ row only where the slot lies in memory. The ledger is the one place that is aske
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -179,8 +180,22 @@ class Ledger:
 
     def span_index(self, logical: Tensor) -> Tensor:
         """Span number of logical indices of any shape."""
-        starts = torch.tensor(self.spans.starts, device=logical.device)
+        starts = torch.from_numpy(np.array(self.spans.starts)).to(logical.device)
         return torch.searchsorted(starts, logical.contiguous(), right=True) - 1
+
+    def span_sizes(self) -> Tensor:
+        """Tokens of each span so far, evicted ones too, ``[spans]`` on the CPU; one 0 where there is no span."""
+        if not len(self.spans):
+            return torch.zeros(1, dtype=torch.int64)
+        edges = np.append(np.array(self.spans.starts), self.spans[-1].stop)
+        return torch.from_numpy(np.diff(edges))
+
+    def resident_spans(self) -> Tensor:
+        """Numbers of the spans that have rows, ascending."""
+        has = torch.zeros(len(self.spans), dtype=torch.bool, device=self.logical.device)
+        if len(self.spans):
+            has[self.span_index(self.logical[:, : self.rows]).clamp_(min=0)] = True
+        return has.nonzero().flatten()
 
     def resident(self, span: Span) -> float:
         """Share of a span's tokens that are in the cache, a mean over the groups; 1.0 for an empty span."""
@@ -218,7 +233,9 @@ class Ledger:
                 torch.arange(self.rows, device=logical.device).expand_as(stays)[stays].view(self.groups, kept)
             )
         else:
-            hard = torch.tensor([span.pin == "hard" for span in self.spans] or [False], device=logical.device)
+            hard = torch.zeros(max(1, len(self.spans)), dtype=torch.bool, device=logical.device)
+            for span in self.spans.pinned:
+                hard[self.spans.index_at(span.start)] = span.pin == "hard"
             safe = (logical < sinks) | hard[self.span_index(logical).clamp_(min=0)]
             rank = (
                 self.score[:, : self.rows].masked_fill(safe, float("inf")).masked_fill(~stays, float("-inf"))

@@ -123,7 +123,7 @@ class Memory(TokenStream):
     # -- one step --------------------------------------------------------------------------------
 
     def prepare(self, count: int) -> None:
-        """Make room for ``count`` tokens; renumber if the position map asks for it, which counts the gaps of the former."""
+        """Make room for ``count`` tokens, which may leave gaps; then renumber if the position map asks for it."""
         ledger = self.ledger
         if ledger.rows + count > self.rows.capacity:
             if self.policy.evicts:
@@ -212,9 +212,8 @@ class Memory(TokenStream):
         for span_id in self.plan.current_reads:
             if span_id in ledger.spans:
                 current[ledger.spans.index_at(ledger.spans.get(span_id).start)] = True
-        for number, span in enumerate(ledger.spans):
-            if span.pin is not None:
-                pins[number] = 2 if span.pin == "hard" else 1
+        for span in ledger.spans.pinned:
+            pins[ledger.spans.index_at(span.start)] = 2 if span.pin == "hard" else 1
         owner = ledger.span_index(logical).clamp_(min=0)
         region = ledger.region[:, :rows]
         return View(
@@ -228,7 +227,7 @@ class Memory(TokenStream):
             current=current[owner],
             pin=self.aging.pins(pins[owner], region),
             span=owner,
-            sizes=torch.tensor([len(span) for span in ledger.spans] or [0], device=logical.device),
+            sizes=ledger.span_sizes().to(logical.device),
             length=ledger.length,
             budget=rows if self.row_budget is None else self.row_budget,
             sinks=self.config.sinks,
@@ -239,8 +238,8 @@ class Memory(TokenStream):
         view = self.view()
         index = select(self.policy, view)
         reasons: dict[int, str] = {}
-        for number, span in enumerate(self.ledger.spans):
-            reason = self.plan.loss_reason(span.id)
+        for number in self.ledger.resident_spans().tolist():
+            reason = self.plan.loss_reason(self.ledger.spans[number].id)
             if reason is not None:
                 reasons[number] = "spilled" if reason == "plan" and self._capture is not None else reason
         self.evictions.record(view, index, self.policy.told(view), reasons)

@@ -47,7 +47,7 @@ def giving_way(memory: Memory, incoming: int, upto: int | None = None) -> list[S
     if budget is None or not incoming:
         return []
     edge = len(memory.ids) if upto is None else upto
-    pinned = [span for span in memory.ledger.spans if span.pin == "hard" and span.start < edge]
+    pinned = [span for span in memory.ledger.spans.pinned if span.pin == "hard" and span.start < edge]
     held = sum(min(span.stop, edge) - span.start for span in pinned)
     if upto is None:
         held += _waiting(memory)
@@ -69,14 +69,14 @@ def give_way(memory: Memory, yielding: Iterable[Span]) -> None:
     with uninterrupted():
         for span in yielding:
             if memory.config.pins == "demote":
-                span.pin = "soft"
+                memory.ledger.spans.pin(span, "soft")
             else:
                 _spill(memory, span)
 
 
 def stays(memory: Memory) -> int:
     """Slots that no eviction may take: sinks and hard pins, those that wait among them."""
-    pinned = sum(len(span) for span in memory.ledger.spans if span.pin == "hard")
+    pinned = sum(len(span) for span in memory.ledger.spans.pinned if span.pin == "hard")
     return memory.config.sinks + pinned + _waiting(memory)
 
 
@@ -101,7 +101,7 @@ def _spill(memory: Memory, span: Span) -> None:
     goes = ledger.inside(span) & (
         ledger.logical[:, : ledger.rows] >= max(span.start + STUB, memory.config.sinks)
     )
-    span.pin = None
+    ledger.spans.pin(span, None)
     if not bool(goes.any()):
         return
     rows = torch.arange(ledger.rows, device=goes.device).expand_as(goes)

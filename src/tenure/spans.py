@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from array import array
+from bisect import bisect_right, insort
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -51,8 +52,9 @@ class SpanTable:
 
     def __init__(self) -> None:
         self._spans: list[Span] = []
-        self._starts: list[int] = []
+        self._starts = array("q")
         self._by_id: dict[str, int] = {}
+        self._pinned: list[Span] = []
 
     def __len__(self) -> int:
         return len(self._spans)
@@ -67,9 +69,24 @@ class SpanTable:
         return span_id in self._by_id
 
     @property
-    def starts(self) -> list[int]:
+    def starts(self) -> array[int]:
         """First logical index of each span, ascending."""
         return self._starts
+
+    @property
+    def pinned(self) -> Sequence[Span]:
+        """Spans with a pin of either kind, in order."""
+        return self._pinned
+
+    def pin(self, span: Span, pin: Pin | None) -> None:
+        """Give a span a pin, or take its own away; it may still wait for the table."""
+        held = self._by_id.get(span.id)
+        if held is not None and self._spans[held] is span and (span.pin is None) != (pin is None):
+            if pin is None:
+                self._pinned = [other for other in self._pinned if other is not span]
+            else:
+                insort(self._pinned, span, key=lambda one: one.start)
+        span.pin = pin
 
     def get(self, span_id: str) -> Span:
         """The span of an id.
@@ -91,6 +108,8 @@ class SpanTable:
         self._by_id[span.id] = len(self._spans)
         self._spans.append(span)
         self._starts.append(span.start)
+        if span.pin is not None:
+            self._pinned.append(span)
         return span
 
     def rename(self, span: Span, span_id: str) -> None:
@@ -110,6 +129,8 @@ class SpanTable:
             gone = self._spans.pop()
             self._starts.pop()
             del self._by_id[gone.id]
+            if gone.pin is not None:
+                self._pinned.pop()
         if self._spans:
             last = self._spans[-1]
             last.stop = min(last.stop, length)
@@ -121,8 +142,9 @@ class SpanTable:
         copy._spans = [
             replace(span, evicted=Counter(span.evicted), parts=list(span.parts)) for span in self._spans
         ]
-        copy._starts = list(self._starts)
+        copy._starts = array("q", self._starts)
         copy._by_id = dict(self._by_id)
+        copy._pinned = [span for span in copy._spans if span.pin is not None]
         return copy
 
 
