@@ -48,16 +48,15 @@ def test_queries_are_the_stock_model_s(engines, models):
         torch.testing.assert_close(one, wanted, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("batch", [2, 100])
-def test_scores_equal_a_loop(engines, monkeypatch, batch):
+@pytest.mark.parametrize(("batch", "count"), [(2, 3), (100, 3), (100, 2), (100, 12), (9, 17)])
+def test_scores_equal_a_loop(engines, monkeypatch, batch, count):
     monkeypatch.setattr("tenure.planners.keys._BATCH", batch)
     engine = engines("qwen2", **SHAPE)
     layers, groups, heads, dim, distance = len(looked_at(2)), 2, 4, 16, 7
     torch.manual_seed(0)
     asked = [torch.randn(heads, 3, dim) for _ in range(layers)]
-    spans = {
-        name: torch.randn(layers, groups, tokens, dim) for name, tokens in (("a", 2), ("b", 1), ("c", 3))
-    }
+    spans = {f"s{number}": torch.randn(layers, groups, 1 + (number + 1) % 3, dim) for number in range(count)}
+    own = {2: 0.0, 3: 0.0, 12: 0.5, 17: 1.0}[count]
     inv = engine.adapter.rope.inv_freq.double()
 
     def turned(x: torch.Tensor) -> torch.Tensor:
@@ -67,16 +66,22 @@ def test_scores_equal_a_loop(engines, monkeypatch, batch):
 
     by_head: dict[str, list[float]] = {name: [] for name in spans}
     for layer in range(layers):
+        rows = {}
         for head in range(heads):
-            best = dict.fromkeys(spans, -math.inf)
             for q in range(3):
-                row = {}
+                row = rows[head, q] = {}
                 for name, keys in spans.items():
                     dots = [
                         float(turned(asked[layer][head, q]) @ key.double()) for key in keys[layer, head // 2]
                     ]
                     row[name] = max(dots) * engine.adapter.scale
-                mean, apart = statistics.fmean(row.values()), statistics.pstdev(row.values())
+        shared = statistics.fmean(statistics.pvariance(row.values()) for row in rows.values())
+        for head in range(heads):
+            best = dict.fromkeys(spans, -math.inf)
+            for q in range(3):
+                row = rows[head, q]
+                variance = own * statistics.pvariance(row.values()) + (1 - own) * shared
+                mean, apart = statistics.fmean(row.values()), variance**0.5
                 for name in spans:
                     best[name] = max(best[name], (row[name] - mean) / apart)
             for name in spans:
@@ -85,8 +90,21 @@ def test_scores_equal_a_loop(engines, monkeypatch, batch):
     for name, values in by_head.items():
         assert got[name] == pytest.approx(max(values), rel=1e-3), "a tenth of 4 or 8 heads is one"
     assert scores(engine, asked, {}, distance=1) == {}
-    only = scores(engine, asked, {"a": spans["a"]}, distance=1)
-    assert only == {"a": 0.0}
+    assert scores(engine, asked, {"s0": spans["s0"]}, distance=1) == {"s0": 1.0}
+
+
+def test_two_spans_are_told_apart(engines):
+    """One head looks for one of them; all others see two of a kind, now this one a little nearer and now that one."""
+    engine = engines("qwen2", **SHAPE)
+    layers, groups, heads, dim = len(looked_at(2)), 2, 4, 16
+    generator = torch.Generator().manual_seed(3)
+    asked = [torch.randn(heads, 16, dim, generator=generator) for _ in range(layers)]
+    one = torch.randn(layers, groups, 6, dim, generator=generator)
+    other = one + 0.1 * torch.randn(one.shape, generator=generator)
+    asked[0][1, -4:] = 3 * one[0, 0, 2]
+    other[0, 0, 2] = 0
+    found = scores(engine, asked, {"one": one, "other": other}, distance=1)
+    assert found["one"] > 1.5 * found["other"]
 
 
 def test_rankings_are_joined_by_rank():

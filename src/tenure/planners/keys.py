@@ -32,6 +32,9 @@ HEADER = 3
 _BATCH = 16_384
 """Keys that meet the queries at a time."""
 
+FEW = 8
+"""Spans that are too few to tell by themselves how far logits lie apart; from twice as many on they do."""
+
 LAYERS = 8
 """Layers that are looked at, evenly spread over the second two thirds of the model."""
 
@@ -141,6 +144,10 @@ def scores(
     head the best query counts, and the score is the mean over the tenth of the heads in which the span stands out most:
     few heads look things up.
 
+    Few spans say little of a deviation: of two, one is one deviation above the mean for every head and query, however
+    near they are. Up to :data:`FEW` share one over the heads and queries of a layer, so that it counts how far a head
+    tells them apart; between that and twice as many the variances are mixed. One span alone scores 1.
+
     Args:
         engine: for rotary angles and the scale of the logits.
         asked: of :func:`queries`.
@@ -149,10 +156,14 @@ def scores(
     """
     if not spans or not asked:
         return {}
+    if len(spans) == 1:
+        return dict.fromkeys(spans, 1.0)
     best = []
+    own = min(1.0, max(0.0, len(spans) / FEW - 1))
     for layer, q in enumerate(asked):
         largest = _largest(engine, q.cpu(), [keys[layer] for keys in spans.values()], distance)
-        apart = largest.std(-1, correction=0, keepdim=True).clamp_(min=1e-6)
+        variance = largest.var(-1, correction=0, keepdim=True)
+        apart = torch.lerp(variance.mean(), variance, own).sqrt_().clamp_(min=1e-6)
         best.append(((largest - largest.mean(-1, keepdim=True)) / apart).amax(1))
     heads = torch.cat(best)
     found = heads.topk(max(1, len(heads) // 10), dim=0).values.mean(0)
@@ -198,6 +209,8 @@ def fused(*rankings: Collection[str]) -> dict[str, float]:
     return dict(sorted(joined.items(), key=lambda item: -item[1]))
 
 
-def evidence(score: float) -> str:
-    """A score in words."""
+def evidence(score: float, spans: int) -> str:
+    """A score in words, and how many spans were compared."""
+    if spans == 1:
+        return "it is the only one that was evicted"
     return f"its keys stand out by {score:.1f} deviations in the heads that look for it"

@@ -150,7 +150,7 @@ class Retrieval(Planner):
         found = queries(context.engine, [*memory.ids[:sinks], *asked], len(asked))
         scored = scores(context.engine, found, spans, distance=self.distance)
         ranked = sorted(scored.items(), key=lambda item: -item[1])[: 4 * self.most]
-        return [(span, score, evidence(score)) for span, score in ranked]
+        return [(span, score, evidence(score, len(spans))) for span, score in ranked]
 
     def _lexical(self, context: Context) -> Ranking:
         asked: list[Hashable] = []
