@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import threading
@@ -264,3 +265,16 @@ def test_a_session_of_another_budget_is_computed_again_in_the_servers(tmp_path):
         assert slabs == [OTHER, OTHER]
     with serving(state=tmp_path, session=OTHER) as live, client(live) as http:
         assert http.post("/v1/sessions/kept/restore").json()["tokens"] > 0
+
+
+def test_a_folder_of_an_earlier_version_is_read(tmp_path):
+    with serving(state=tmp_path) as live, client(live) as http:
+        first = ask(http, FOX, session_id="kept")
+    index = next((tmp_path / "sessions").glob("*.json"))
+    for change in (lambda data: data["options"].pop("compress"), lambda data: data.pop("options")):
+        data = json.loads(index.read_text())
+        change(data)
+        data.pop("raw", None)
+        index.write_text(json.dumps(data))
+        with serving(state=tmp_path) as live, client(live) as http:
+            assert cached(ask(http, going_on(FOX, first, "So?"), session_id="kept")) > 0

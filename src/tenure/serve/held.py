@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tenure.serve.jobs import Run
@@ -26,7 +26,7 @@ class Held:
         chain: digest of the client's messages that it has answered or was answering, and their number.
         dirty_since: when it first changed after it was last stored; None while what is stored is what it is.
         raw: it holds a text without messages.
-        config: digest of the options that it was stored with; "" if that is not known.
+        options: of the session when it was stored; None if they are not known.
         foreign: another model has made it, so it cannot be read here.
         failed: its turns when it could last not be stored; it is tried again after the next one.
     """
@@ -49,7 +49,7 @@ class Held:
     dirty_since: float | None = None
     failed: int | None = None
     raw: bool = False
-    config: str = ""
+    options: dict[str, Any] | None = None
     foreign: bool = False
     run: Run | None = None
 

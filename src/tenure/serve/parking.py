@@ -79,7 +79,8 @@ class FileParking:
                 held = Held(**{name: data[name] for name in _FACTS})
                 held.chain = bytes.fromhex(data["chain"])
                 held.ids = array("I", base64.b64decode(data["ids"]))
-                held.config, held.raw = str(data.get("config", "")), bool(data.get("raw"))
+                held.raw = bool(data.get("raw"))
+                held.options = None if data.get("options") is None else dict(data["options"])
             except (OSError, ValueError, KeyError, TypeError) as error:
                 _log.warning("an entry of the session folder cannot be read: %s", type(error).__name__)
                 continue
@@ -91,11 +92,11 @@ class FileParking:
         if held.session is None:
             return 0
         written = held.session.save(self._path(held))
-        held.config = config_digest(held.session.config)
+        held.options = options_of(held.session.config)
         data: dict[str, Any] = {name: getattr(held, name) for name in _FACTS}
         data |= {
             "chain": held.chain.hex(),
-            "config": held.config,
+            "options": held.options,
             "raw": held.raw,
             "ids": base64.b64encode(held.session.memory.ids.tobytes()).decode(),
         }
@@ -119,10 +120,10 @@ class FileParking:
         return self._folder / f"{_name(held)}.json"
 
 
-def config_digest(config: SessionConfig) -> str:
-    """A digest of a session's options, the same for options that were written down and read again."""
-    text = json.dumps(asdict(config), sort_keys=True, default=str)
-    return blake2b(text.encode(), digest_size=16).hexdigest()
+def options_of(config: SessionConfig) -> dict[str, Any]:
+    """A session's options, the same for those that were written down and read again."""
+    options: dict[str, Any] = json.loads(json.dumps(asdict(config), default=str))
+    return options
 
 
 def _name(held: Held) -> str:

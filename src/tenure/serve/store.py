@@ -12,12 +12,13 @@ from array import array
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from tenure.config import SessionConfig
 from tenure.errors import ConfigError
 from tenure.serve.errors import ApiError
 from tenure.serve.events import Bus, SessionChanged, Traffic
 from tenure.serve.held import Held
 from tenure.serve.parked import no_room, read_parked
-from tenure.serve.parking import config_digest
+from tenure.serve.parking import options_of
 from tenure.serve.reuse import shared, useful
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("tenure.serve")
 
+_DEFAULTS = options_of(SessionConfig())
 _WORTH = 32
 """Tokens of another conversation's start that are worth a fork; our choice."""
 
@@ -59,7 +61,7 @@ class Store:
         self.parking = parking
         self.bus = bus
         self.slots = slots
-        self._options = config_digest(config.session)
+        self._options = options_of(config.session)
         self.reserved = 0
         """Room that is promised already."""
         self._held: dict[tuple[str, str], Held] = {}
@@ -151,7 +153,8 @@ class Store:
             return False
         now = time.time()
         failed: ApiError | None = None
-        for held in sorted(idle, key=lambda held: (held.keep_until > now, held.priority, held.used)):
+        idle.sort(key=lambda held: (held.failed is not None, held.keep_until > now, held.priority, held.used))
+        for held in idle:
             if needed <= 0:
                 break
             try:
@@ -222,7 +225,7 @@ class Store:
             except ApiError:
                 self._traffic(held, "in", "error", begun)
                 raise
-        if session is not None and config_digest(session.config) != self._options:
+        if session is not None and options_of(session.config) != self._options:
             session.close()
             session, other = None, True
         if other and not again:
@@ -244,7 +247,9 @@ class Store:
 
     def _differs(self, held: Held) -> bool:
         """Whether a parked session is known to have other options than the server's."""
-        return held.session is None and held.config not in ("", self._options)
+        if held.session is not None or held.options is None:
+            return False
+        return {**_DEFAULTS, **held.options} != self._options  # an earlier version may have had fewer
 
     def _made(self) -> Session:
         try:
