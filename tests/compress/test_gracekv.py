@@ -19,7 +19,7 @@ from tenure.compress.gracekv.allocate import (
 from tenure.compress.gracekv.evidence import gather
 from tenure.compress.gracekv.pack import assemble, frontier, prototypes
 from tenure.compress.gracekv.partition import curvature, partition, robust, uniform
-from tenure.compress.gracekv.trees import Judges, Tokens, _Argmax, _Pricer, grow
+from tenure.compress.gracekv.trees import Judges, Tokens, _Argmax, _Pricer, blend, grow
 from tenure.compress.probes import SessionReader
 from tenure.errors import ConfigError
 from tests.compress.test_apply import answer, filled, heads
@@ -254,7 +254,7 @@ def test_the_tree_of_all_operations_ends_in_the_tokens_themselves():
     assert (high - low == 1).all()
     assert int(forest.level.max()) <= 16
     logical = tokens.position + 100
-    made = prototypes(tokens, judges, logical, low, high)
+    made = prototypes(tokens, logical, low, high)
     assert torch.equal(made[1], tokens.keys)
     assert torch.equal(made[2], tokens.values)
     assert (made[3] == 0).all()
@@ -274,7 +274,7 @@ def test_distortion_by_sums_is_distortion_token_by_token(part):
     coherence = mean.norm() / keys.norm(dim=1).mean()
     m = min(max(1.0, n * float(coherence) ** 2), n)
     place = round(float(tokens.position[run].double().mean()))
-    weight = tokens.relevance[run] + judges.base[pair]
+    weight = tokens.relevance[run] + 0.1 * tokens.relevance[run].mean()
     generator = torch.Generator().manual_seed(8)
     values = tokens.values[run] @ (torch.randn(DIM, 8, generator=generator) / 8**0.5)
     value = (weight[:, None] * values).sum(0) / weight.sum()
@@ -290,6 +290,33 @@ def test_distortion_by_sums_is_distortion_token_by_token(part):
         want += float(mass * min(4.0, wrong)) / QUERIES
     assert float(dropped[0]) == pytest.approx(float(tokens.shares[run].sum(0).mean()), rel=1e-3)
     assert float(damage[0]) == pytest.approx(0.0 if n == 1 else want, rel=5e-3, abs=1e-6)
+
+
+def test_values_lean_by_the_node_not_by_the_head():
+    """Beside a node that has all of a head's relevance, the values of another still follow its own."""
+    tokens, judges = axis()
+    relevance = tokens.relevance.clone()
+    relevance[:40] *= 1e6
+    relevance[98:115] = 0.0
+    tokens = replace(tokens, relevance=relevance)
+    low, high = torch.tensor([0, 40, 98]), torch.tensor([40, 57, 115])
+    made = prototypes(tokens, tokens.position, low, high)[2]
+    for row, (first, last) in enumerate([(0, 40), (40, 57), (98, 115)]):
+        own, values = relevance[first:last], tokens.values[first:last]
+        weight = own + 0.1 * own.mean() if bool(own.any()) else torch.ones(last - first)
+        want = (weight[:, None] * values).sum(0) / weight.sum()
+        torch.testing.assert_close(made[row], want, atol=1e-5, rtol=1e-4)
+    pricer = _Pricer(tokens, judges)
+    pair = tokens.pair[low]
+    priced = blend(
+        pricer._between(pricer._leaning, low, high, pair),
+        pricer._between(pricer._relevance, low, high, pair)[:, None],
+        pricer._between(pricer._plain, low, high, pair) / (high - low)[:, None],
+    )
+    generator = torch.Generator().manual_seed(8)
+    torch.testing.assert_close(
+        priced.float(), made @ (torch.randn(DIM, 8, generator=generator) / 8**0.5), atol=1e-4, rtol=1e-3
+    )
 
 
 def test_ranges_know_their_largest():
@@ -313,9 +340,7 @@ def one_run(keys, values, position, relevance=None):
     tokens = Tokens(
         zeros, zeros, zeros == 1, position, keys, values, relevance, torch.zeros(n), torch.zeros(n, 1)
     )
-    judges = Judges(torch.zeros(1, 1, 1, DIM), torch.zeros(1, 1, 1), torch.ones(1), 0.1 * relevance.mean()[None],
-                    1.0, torch.ones(1, 4), torch.zeros(1, 4), 0)  # fmt: skip
-    made = prototypes(tokens, judges, position, torch.tensor([0]), torch.tensor([n]))
+    made = prototypes(tokens, position, torch.tensor([0]), torch.tensor([n]))
     return assemble([made], 1, 1)
 
 

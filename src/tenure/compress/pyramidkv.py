@@ -17,7 +17,7 @@ from tenure.errors import ConfigError
 class PyramidKV(SnapKV):
     """PyramidKV (arXiv 2406.02069): SnapKV's scores, budgets that fall evenly from the first layer to the last.
 
-    The last layer gets ``2 / beta`` of the mean, the first one the rest of twice the mean. To the last unit, without the
+    The last layer gets ``1 / beta`` of the mean, the first one the rest of twice the mean. To the last unit, without the
     losses of rounding that its code has (our choice).
 
     Args:

@@ -146,7 +146,7 @@ class GraceKV(Compressor):
             done, short = self._auction(forest, tokens, context, budget - kept)
         with _timed(context, "pack"):
             low, high = frontier(forest, done, short)
-            parts = [prototypes(tokens, judges, logical, low, high)]
+            parts = [prototypes(tokens, logical, low, high)]
             if kept:
                 parts.append(_single(context, singles))
             return assemble(parts, *context.shape[:2])

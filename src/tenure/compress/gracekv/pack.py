@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tenure.cache.ragged import Entries
-from tenure.compress.gracekv.trees import Forest, Judges, Tokens, multiplicity
+from tenure.compress.gracekv.trees import Forest, Tokens, blend, multiplicity
 
 
 def frontier(forest: Forest, done: Tensor, short: int = 0) -> tuple[Tensor, Tensor]:
@@ -33,9 +33,7 @@ def frontier(forest: Forest, done: Tensor, short: int = 0) -> tuple[Tensor, Tens
     return low[order], high[order]
 
 
-def prototypes(
-    tokens: Tokens, judges: Judges, logical: Tensor, low: Tensor, high: Tensor
-) -> tuple[Tensor, ...]:
+def prototypes(tokens: Tokens, logical: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, ...]:
     """Entries of nodes: pair, raw key, value, log-multiplicity, position, start and stop.
 
     Sums are taken token by token in fp32, not from differences of prefix sums; a node of one token is that token to the
@@ -43,7 +41,6 @@ def prototypes(
 
     Args:
         tokens: the axis.
-        judges: for the base of the value's weights.
         logical: ``[N]`` logical indices of the tokens.
         low: ``[n]`` first tokens, ascending; nodes do not overlap.
         high: ``[n]``.
@@ -53,15 +50,14 @@ def prototypes(
     before = torch.repeat_interleave(count.cumsum(0) - count, count)
     index = torch.arange(len(owner), device=low.device) - before + low[owner]
     keys, values = tokens.keys[index].float(), tokens.values[index].float()
-    lean = tokens.relevance[index] + judges.base[tokens.pair[index]]
-    lean = torch.where(lean > 0, lean, 1.0)  # all zero: the plain mean
+    relevance = tokens.relevance[index, None]
     size = count.float()
 
     def summed(x: Tensor) -> Tensor:
         return x.new_zeros(len(low), *x.shape[1:]).index_add_(0, owner, x)
 
     key = summed(keys) / size[:, None]
-    value = summed(lean[:, None] * values) / summed(lean)[:, None]
+    value = blend(summed(relevance * values), summed(relevance), summed(values) / size[:, None])
     bias = multiplicity(key, summed(keys.norm(dim=1)) / size, size).log()
     place = (summed(tokens.position[index].double()) / size).round().int()
     key, value = key.to(tokens.keys.dtype), value.to(tokens.values.dtype)

@@ -81,7 +81,7 @@ class Judges:
         queries: rotated queries ``[pairs, S, Q, D]``.
         lse: ``[pairs, S, Q]``.
         sensitivity: ``[pairs]``.
-        base: ``[pairs]``, added to relevance in the mean of the values: a tenth of its mean.
+        base: ``[pairs]``, added to relevance where splits are chosen: a tenth of its mean.
         scale: factor on the logits.
         cos: ``[P, r/2]`` for the positions ``first, first + 1, ...``.
         sin: like ``cos``.
@@ -241,13 +241,16 @@ class _Pricer:
         self._means = means
         base = judges.base[pair]
         lean = tokens.relevance + base
+        # Nodes may have a millionth of their head's relevance: what is divided by it is summed in fp64.
+        relevance = tokens.relevance.double()
         projected = values @ _projection(values, _VALUES)
         self._keys = self._sums(centred)
         self._norms = self._sums(keys.norm(dim=1))
         self._positions = self._sums(tokens.position.double())
-        self._relevance = self._sums(tokens.relevance)
+        self._relevance = self._sums(relevance)
+        self._leaning = self._sums(relevance[:, None] * projected)
+        self._plain = self._sums(projected)
         self._lean = self._sums(lean)
-        self._leaning = self._sums(lean[:, None] * projected)
         self._shares = self._sums(tokens.shares)
         moved = tokens.shares[:, :, None] * projected[:, None]
         self._moved = self._sums(moved.flatten(1))
@@ -274,7 +277,8 @@ class _Pricer:
     def weight(self, low: Tensor, high: Tensor) -> Tensor:
         """Relevance of nodes times the sensitivity of their heads."""
         pair = self.tokens.pair[low]
-        return self._between(self._relevance, low, high, pair).clamp_(min=0) * self.judges.sensitivity[pair]
+        relevance = self._between(self._relevance, low, high, pair).clamp_(min=0).float()
+        return relevance * self.judges.sensitivity[pair]
 
     def distortion(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         """What prototypes do to the probes, and what nothing in their place would: ``[n]`` each; 0 for a leaf.
@@ -297,8 +301,9 @@ class _Pricer:
         rotated = _rotate(key, judges.cos[index], judges.sin[index])
         logits = torch.bmm(judges.queries[pair, slot], rotated[:, :, None])[:, :, 0] * judges.scale
         share = (logits + bias[:, None] - judges.lse[pair, slot]).clamp_(max=_OVER).exp_()
-        lean = self._between(self._lean, low, high, pair)
-        value = self._between(self._leaning, low, high, pair) / lean[:, None].clamp(min=1e-30)
+        relevance = self._between(self._relevance, low, high, pair)[:, None]
+        plain = self._between(self._plain, low, high, pair) / (high - low)[:, None]
+        value = blend(self._between(self._leaning, low, high, pair), relevance, plain).float()
         wrong = 0.25 * (mass - share).square() / (mass.square() + 1e-12)
         off = (moved - share[:, :, None] * value[:, None]).square().sum(-1)
         wrong += 0.75 * off / (moved.square().sum(-1) + 1e-12)
@@ -380,6 +385,21 @@ def multiplicity(key: Tensor, norm: Tensor, count: Tensor) -> Tensor:
     """``clamp(n h^2, 1, n)`` of prototypes: mean key ``[n, D]``, mean norm ``[n]``, tokens ``[n]``."""
     coherence = key.norm(dim=1) / (norm + 1e-12)
     return torch.minimum((count * coherence.square()).clamp(min=1.0), count)
+
+
+def blend(leaning: Tensor, relevance: Tensor, plain: Tensor) -> Tensor:
+    """Values of prototypes: ``sum (R + beta) v / sum (R + beta)`` with a tenth of the node's mean relevance as ``beta``.
+
+    That is 10/11 of the relevance-weighted mean and 1/11 of the plain one; the plain one alone where nothing is relevant.
+
+    Args:
+        leaning: ``[n, D]`` sums of ``R v``.
+        relevance: ``[n, 1]`` sums of ``R``.
+        plain: ``[n, D]`` means of ``v``.
+    """
+    some = relevance > 0
+    weighted = leaning / torch.where(some, relevance, 1.0)
+    return torch.where(some, (weighted + 0.1 * plain) / 1.1, plain)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
