@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenure import Plan, Step
+from tenure import Plan, Step, reads
 from tenure.errors import BudgetError
 from tenure.plan import MessageNumber, Quote
 from tenure.planners import Proposal
@@ -215,3 +215,24 @@ def test_planners_add_no_reads_that_pins_leave_no_room_for(engines):
     assert session.plan["go"].spans == ("small",)
     session.append(go([]))
     assert session.explain("small").resident == 1.0
+
+
+def test_a_check_reads_the_spans_of_its_step_only(engines, monkeypatch):
+    """However many the session has, unless a reference may fit any of them."""
+    session = chat(engines)
+    for number in range(40):
+        session.append_ids(random_ids(9, seed=number), span=f"s{number}", pin="soft" if number == 3 else None)
+    seen = []
+    real = reads.contents
+
+    def counted(*given):
+        for span, ids in real(*given):
+            seen.append(span.id)
+            yield span, ids
+
+    monkeypatch.setattr(reads, "contents", counted)
+    session.append(go(["s7", "s30"]))
+    assert seen == ["s3", "s7", "s30", "s39"]
+    seen.clear()
+    session.append(go([{"quote": "nowhere said"}], step="next"))
+    assert len(seen) > 40

@@ -33,9 +33,8 @@ def spare(memory: Memory) -> int | None:
 def needed(memory: Memory) -> int:
     """Slots that compressed tokens may not take: :func:`~tenure.pins.stays`, and what the current step reads."""
     reads = memory.plan.current_reads if memory.policy.follows_plan else ()
-    return stays(memory) + sum(
-        len(span) for span in memory.ledger.spans if span.id in reads and span.pin != "hard"
-    )
+    spans = [memory.ledger.spans.get(name) for name in set(reads) if name in memory.ledger.spans]
+    return stays(memory) + sum(len(span) for span in spans if span.pin != "hard")
 
 
 def check_reads(
@@ -60,20 +59,26 @@ def check_reads(
     step = next((one.step for one in reversed(pieces) if one.step is not None), None)
     if step is None or memory.config.budget is None or not memory.policy.follows_plan:
         return
-    held = [
-        (span, ids if upto is None else ids[: upto - span.start])
-        for span, ids in contents(memory)
-        if upto is None or (span.start < upto and span.id in memory.ledger.spans)
-    ]
     plan = session.plan.copy()
     if upto is not None:
         reopen(plan, memory, upto)
     if step not in plan:
         plan.add(Step(step))
     plan.add_reads(step, (read for one in pieces if one.step == step for read in one.reads))
+    spans = memory.ledger.spans
+    only = None  # references may fit any span
+    if not plan.pending:
+        only = {*plan[step].spans, *(span.id for span in spans.pinned)}
+        if upto and len(spans):
+            only.add(spans[spans.index_at(upto - 1)].id)  # the pieces may go on with it
+    held = [
+        (span, ids if upto is None else ids[: upto - span.start])
+        for span, ids in contents(memory, only)
+        if upto is None or (span.start < upto and span.id in spans)
+    ]
     coming = _behind(held, pieces)
-    for spans in (held, coming):  # in the order in which the session settles references
-        plan.resolve(finder(spans, session.text_of))
+    for known in (held, coming):  # in the order in which the session settles references
+        plan.resolve(finder(known, session.text_of))
     frozen = memory.frozen if upto is None else memory.frozen.before(upto)
     yields = {span.id for span in yielding}
     gone: list[Read] = []

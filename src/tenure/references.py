@@ -8,7 +8,7 @@ first span that fits settles it. Plans are not searched for quotes: they hold th
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from tenure.errors import PlanError
@@ -73,12 +73,22 @@ def check_plan(session: SessionBase, *, pending_ok: bool) -> None:
         )
 
 
-def contents(memory: Memory) -> Iterator[tuple[Span, array[int]]]:
-    """Every span of a session with its ids, in order, those that wait to be computed included."""
+def contents(memory: Memory, only: Collection[str] | None = None) -> Iterator[tuple[Span, array[int]]]:
+    """The spans of a session with their ids, in order, those that wait to be computed included.
+
+    Args:
+        memory: of the session.
+        only: ids of the spans that are wanted beside the last one and those that wait; None for all.
+    """
     waiting: dict[str, tuple[Span, array[int]]] = {}
     for span, ids, _ in memory.backlog:
         waiting.setdefault(span.id, (span, array("I")))[1].extend(ids)
-    for span in memory.ledger.spans:
+    spans = memory.ledger.spans
+    known: Iterable[Span] = spans
+    if only is not None and len(spans):
+        names = {spans[-1].id, *only, *waiting}
+        known = sorted((spans.get(name) for name in names if name in spans), key=lambda span: span.start)
+    for span in known:
         computed = memory.ids[span.start : span.stop]
         yield span, computed + waiting.pop(span.id)[1] if span.id in waiting else computed
     yield from waiting.values()
