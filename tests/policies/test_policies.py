@@ -153,7 +153,7 @@ def naive_memdecay(options, slots, sinks, recent):
     spread, found, own = f32(options.get("spread", MemDecay.spread)), {}, []
     for members in pages.values():
         values = [value for _, value in members]
-        mean = f32(sum(map(float, values))) / f32(len(values))
+        mean = sum(values, f32(0)) / f32(len(values))  # rounded after each, as the page is summed
         own.append((weight * max(values) + (1 - weight) * mean, slots[members[0][0]]))
     for place, members in enumerate(pages.values()):
         score, slot = own[place]
