@@ -33,7 +33,7 @@ def run_section(run: Result, origin: str, config: str) -> str:
     seeds = run["seeds"]
     lines = [
         f"### {model_of(run)}, {run['config']['tokens']:,} tokens: `{run['name']}`\n",
-        f"{len(seeds)} sessions, seeds {ranges(seeds)}; {config}. {origin}\n",
+        f"{_sessions(seeds)} {ranges(seeds)}; {config}. {origin}\n",
         "| arm | checks passed | 95 % | of the control | recall | needed tokens resident | rotary gap | K/V "
         "| archive | s a session |",
         "|---" * 10 + "|",
@@ -71,6 +71,10 @@ def run_section(run: Result, origin: str, config: str) -> str:
             f"\nReading took PACE {ratio:.3f} times what it took H2O, turn about on the same machine."
         )
     return "\n".join([*lines, ""])
+
+
+def _sessions(seeds: Sequence[int]) -> str:
+    return "1 session, seed" if len(seeds) == 1 else f"{len(seeds)} sessions, seeds"
 
 
 def _archive(name: str, arm: Mapping[str, Any]) -> str:
