@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
@@ -251,6 +251,9 @@ def doctor(
     model: ModelName = DEFAULT_MODEL,
     dtype: Dtype = None,
     device: Device = None,
+    weights: Annotated[
+        Literal["auto", "int8"], typer.Option(help="Of the checks of memory and speed.")
+    ] = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Check Tenure against the stock model, on a model of your own.
@@ -259,7 +262,7 @@ def doctor(
     """
     from tenure.commands import doctor
 
-    raise typer.Exit(doctor.run(model, dtype or "auto", device or "cpu", as_json=as_json))
+    raise typer.Exit(doctor.run(model, dtype or "auto", device or "cpu", weights=weights, as_json=as_json))
 
 
 @app.command()

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tenure.commands import doctor, peak, session_checks
+from tenure.commands import checks, doctor, peak, session_checks
 from tenure.errors import IntegrityError
 from tenure.kernels import cpu
 from tenure.memory import Memory
@@ -161,3 +161,18 @@ def test_a_peak_that_was_not_said_is_found(monkeypatch):
         check = session_checks.memory("any", "auto")
         assert check.passed is passed
         assert "800 MB said" in check.detail
+
+
+def test_the_last_checks_take_the_weights_that_are_asked_for(tenure, folder, monkeypatch):
+    asked = []
+    said = {"base": 5, "weights": 2, "slab": 1, "activations": 1, "stated": 9, "peak": 0}
+    monkeypatch.setattr(peak, "in_own_process", lambda *given: asked.append(given) or said)
+    real = checks.speed
+
+    def speed(engine, ours):
+        asked.append(engine.config.weights)
+        return real(engine, ours)
+
+    monkeypatch.setattr(checks, "speed", speed)
+    tenure("doctor", "-m", folder, "--weights", "int8", "--dtype", "bf16", "--json")
+    assert asked == [(folder, "bf16", "int8"), "int8"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from tenure.commands.checks import Check
 
 
-def run(model: str, dtype: str, device: str, *, as_json: bool) -> int:
+def run(
+    model: str, dtype: str, device: str, *, weights: Literal["auto", "int8"] = "auto", as_json: bool
+) -> int:
     """Print a line for each check; the exit code."""
     from rich.console import Console
     from rich.text import Text
@@ -27,11 +29,11 @@ def run(model: str, dtype: str, device: str, *, as_json: bool) -> int:
 
     checks = []
     console = Console(stderr=True)
-    EngineConfig(dtype=dtype)
+    EngineConfig(dtype=dtype, weights=weights)
     compute_device(device)
     resolve(model)  # a download draws its own bars
     with console.status(Text(f"loading {model} in fp32")) as status:
-        for check in examine(model, dtype, device, status.update):
+        for check in examine(model, dtype, device, status.update, weights=weights):
             checks.append(check)
             if not as_json:
                 _print(check)
@@ -55,6 +57,7 @@ def examine(
     tell: Any = lambda text: None,
     *,
     memory: bool = True,
+    weights: Literal["auto", "int8"] = "auto",
 ) -> Iterator[Check]:
     """Run all checks, one copy of the model in memory at a time.
 
@@ -64,6 +67,7 @@ def examine(
         device: a torch device.
         tell: receives what is being done.
         memory: measure the peak too, on a CPU, in a process of its own.
+        weights: of the peak and of the last check.
 
     Raises:
         TenureError: the model cannot be loaded, or does not fit memory in fp32.
@@ -72,7 +76,7 @@ def examine(
     from tenure.config import EngineConfig
     from tenure.engine import Engine
 
-    EngineConfig(dtype=dtype, device=device)
+    EngineConfig(dtype=dtype, device=device, weights=weights)
     quiet_transformers()
     engine = Engine.load(model, dtype="fp32", device=device)
     tell("reading three turns")
@@ -107,9 +111,9 @@ def examine(
 
     if memory and device == "cpu":
         tell("measuring memory")
-        yield session_checks.memory(model, dtype)
+        yield session_checks.memory(model, dtype, weights)
     tell("measuring speed")
-    yield checks.speed(Engine.load(model, dtype=dtype, device=device), ours)
+    yield checks.speed(Engine.load(model, dtype=dtype, device=device, weights=weights), ours)
 
 
 def _stock_model(model: str, device: str) -> Any:

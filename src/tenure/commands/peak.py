@@ -1,6 +1,6 @@
 """A session in a process of its own, whose peak of memory is held against what was said before; for the doctor.
 
-``python -m tenure.commands.peak MODEL DTYPE`` prints one JSON object.
+``python -m tenure.commands.peak MODEL DTYPE WEIGHTS`` prints one JSON object.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class PeakError(Exception):
     """The process came to no result; the text says why."""
 
 
-def in_own_process(model: str, dtype: str) -> dict[str, Any]:
+def in_own_process(model: str, dtype: str, weights: str) -> dict[str, Any]:
     """Run :func:`measure` where nothing else has used memory before.
 
     Raises:
         PeakError: the process failed, was killed, or took too long.
     """
-    command = [sys.executable, "-m", "tenure.commands.peak", model, dtype]
+    command = [sys.executable, "-m", "tenure.commands.peak", model, dtype, weights]
     try:
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_LONGEST)
     except subprocess.TimeoutExpired as error:
@@ -44,7 +44,7 @@ def in_own_process(model: str, dtype: str) -> dict[str, Any]:
     return result
 
 
-def measure(model: str, dtype: str) -> dict[str, Any]:
+def measure(model: str, dtype: str, weights: str = "auto") -> dict[str, Any]:
     """Load a model, say what a session needs, run it, and read the peak.
 
     Returns:
@@ -59,7 +59,7 @@ def measure(model: str, dtype: str) -> dict[str, Any]:
     from tenure.footprint import footprint
 
     quiet_transformers()
-    engine = Engine.load(model, dtype=dtype)
+    engine = Engine.load(model, dtype=dtype, weights=weights)
     need = footprint(engine, SessionConfig(budget=BUDGET, chunk=CHUNK, policy="h2o"))
     base = _status("VmRSS") - need.weights
     known = _reset_peak()
@@ -88,4 +88,4 @@ def _reset_peak() -> bool:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(*sys.argv[1:3])))
+    print(json.dumps(measure(*sys.argv[1:4])))

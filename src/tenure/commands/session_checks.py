@@ -148,12 +148,12 @@ def eviction(engine: Engine) -> Check:
     )
 
 
-def memory(model: str, dtype: str) -> Check:
+def memory(model: str, dtype: str, weights: str = "auto") -> Check:
     """The peak of a session, said before it runs and measured in a process of its own."""
     from tenure.commands.peak import PeakError, in_own_process
 
     try:
-        found = in_own_process(model, dtype)
+        found = in_own_process(model, dtype, weights)
     except PeakError as failure:
         return Check("memory", False, None, None, f"not measured: {failure}")
     parts = ", ".join(
