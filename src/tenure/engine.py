@@ -79,7 +79,6 @@ class Engine:
         self._heap = Heap()
         self._weights = weights_digest(model)  # of what was loaded: the adapter may give parts of it up
         self.adapter = Adapter.attach(model, executor=self.config.executor, weights=self.config.weights)
-        self._heap.give_back()  # of joined and rounded weights
         self.tiers: TierStack | None = None
         """Where evicted spans live, for all sessions; None where none is configured."""
         if self.config.tiers:
