@@ -161,6 +161,7 @@ def test_a_peak_that_was_not_said_is_found(monkeypatch):
         check = session_checks.memory("any", "auto")
         assert check.passed is passed
         assert "800 MB said" in check.detail
+        assert session_checks.memory("any", "auto", "int8").passed is (measured != 850e6)
 
 
 def test_the_last_checks_take_the_weights_that_are_asked_for(tenure, folder, monkeypatch):

@@ -149,7 +149,10 @@ def eviction(engine: Engine) -> Check:
 
 
 def memory(model: str, dtype: str, weights: str = "auto") -> Check:
-    """The peak of a session, said before it runs and measured in a process of its own."""
+    """The peak of a session, said before it runs and measured in a process of its own.
+
+    With int8 weights less than was said is no error: what rounding them has freed counts for the process, and is used again.
+    """
     from tenure.commands.peak import PeakError, in_own_process
 
     try:
@@ -162,6 +165,7 @@ def memory(model: str, dtype: str, weights: str = "auto") -> Check:
     said = f"{found['stated'] / 1e6:,.0f} MB said before the run ({parts})"
     if not found["peak"]:
         return Check("memory", True, None, None, f"{said}; this system does not tell a process its peak")
-    error = abs(found["peak"] / found["stated"] - 1)
+    error = found["peak"] / found["stated"] - 1
+    error = max(0.0, error) if weights == "int8" else abs(error)
     limit = max(MEMORY, _LIBRARIES / found["stated"])
     return Check("memory", error <= limit, error, limit, f"{said}, {found['peak'] / 1e6:,.0f} MB at the peak")
