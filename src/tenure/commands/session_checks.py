@@ -151,7 +151,7 @@ def eviction(engine: Engine) -> Check:
 def memory(model: str, dtype: str, weights: str = "auto") -> Check:
     """The peak of a session, said before it runs and measured in a process of its own.
 
-    With int8 weights less than was said is no error: what rounding them has freed counts for the process, and is used again.
+    With int8 weights less than was said is no error: what rounding has freed counts for the process, and is used again.
     """
     from tenure.commands.peak import PeakError, in_own_process
 
