@@ -60,6 +60,7 @@ class Worker(threading.Thread):
         self._jobs: list[Job] = []
         self._wake = threading.Condition()
         self._refusing = False
+        self._left = False
         self._answers = Answers(store, bus)
         self._starter = Starter(store, self._answers, bus)
         self._stopping: float | None = None
@@ -117,7 +118,7 @@ class Worker(threading.Thread):
 
     @property
     def _dead(self) -> bool:
-        return self.ident is not None and not self.is_alive()
+        return self._left or (self.ident is not None and not self.is_alive())
 
     @property
     def waiting(self) -> int:
@@ -324,7 +325,9 @@ class Worker(threading.Thread):
         return True
 
     def _leave(self) -> None:
-        """Let nobody wait for a thread that has ended."""
+        """Let nobody wait for a thread that has ended, nor for one that is about to."""
+        with self._wake:
+            self._left = True
         self._take_in()
         for job in dict.fromkeys([*(run.job for run in self._runs), *self._jobs]):
             fail(self.bus, job, self._ended())
