@@ -45,7 +45,7 @@ def test_page_and_pictures(tenure, tmp_path):
     write(results, "demo.json", {**other, "bench": "demo", "result": {"arms": {"pace": {"facts_found": 11}}}})
     said, page = report(tenure, tmp_path)
     text = page.read_text()
-    assert "| pace | 10 of 10 | 100% to 100% | 100% | 80.0% |" in text
+    assert "| pace | 10 of 10 | 72% to 100% | 100% | 80.0% |" in text
     assert "| pace over h2o | 2 | 0 | 0 | 0.5 |" in text
     assert "seeds 0-1" in text
     assert "| fill, tokens_s | 1,234 |" in text

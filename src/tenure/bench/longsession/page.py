@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tenure.bench.longsession.arms import ARMS
-from tenure.bench.longsession.series import Result, model_of, of_edges, plain
+from tenure.bench.longsession.series import Result, interval, model_of, of_edges, plain
 
 _TOLD = ("pace", "bounded", "foresight", "h2o", "none")
 """Paired tests are told between PACE and these, and between planners and PACE."""
@@ -39,7 +39,7 @@ def run_section(run: Result, origin: str, config: str) -> str:
         "|---" * 10 + "|",
     ]
     for name, arm in run["arms"].items():
-        low, high = arm["checks_bootstrap95"] or arm["checks_wilson95"]
+        low, high = interval(arm)
         control, gap = arm["of_control"], arm["rotary_gap"]
         shared = f" (shared by {arm['time_shared_by']})" if arm["time_shared_by"] > 1 else ""
         lines.append(

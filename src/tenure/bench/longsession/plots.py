@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from tenure.bench.longsession.series import (
     by_gap,
     by_length,
     by_noise,
+    interval,
     model_of,
     of_edges,
     time_by_length,
@@ -102,7 +104,7 @@ def _ablation(result: Result, axes: Axes) -> None:
     for place, name in enumerate(SQUARE):
         arm = arms[name]
         share = arm["checks_passed"] / arm["checks_total"]
-        low, high = arm["checks_bootstrap95"] or arm["checks_wilson95"]
+        low, high = interval(arm)
         error = [[max(0.0, share - low)], [max(0.0, high - share)]]
         axes.bar(place, share, 0.7, color=_COLOURS[name], yerr=error, capsize=4, ecolor="#333333")
         # Beside the bar's foot where the bar is too short for it: the error bar stands in the middle.
@@ -173,7 +175,7 @@ def _save(path: Path, title: str, plot: Draw) -> Path:
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    axes.set_title(title, fontsize=11)
+    axes.set_title(textwrap.fill(title, 70), fontsize=11)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)

@@ -42,6 +42,17 @@ def model_of(found: Mapping[str, Any]) -> str:
     return str(config["model"]) + ("" if weights == "auto" else f", {weights} weights")
 
 
+ENOUGH = 5
+"""Sessions from which on drawing sessions anew says something; two that agree would have an interval of nothing."""
+
+
+def interval(arm: Mapping[str, Any]) -> tuple[float, float]:
+    """The 95 % interval of an arm's share of checks: over its sessions, or of its checks where there are few sessions."""
+    drawn = arm["checks_bootstrap95"] if arm["sessions"] >= ENOUGH else None
+    low, high = drawn or arm["checks_wilson95"]
+    return float(low), float(high)
+
+
 def plain(results: Iterable[Result]) -> list[Result]:
     """Runs under right plans."""
     return [result for result in results if result["config"].get("noise", "none") == "none"]
@@ -143,10 +154,10 @@ def _lines(
 
 
 def _checks(x: float, arm: Mapping[str, Any]) -> Point:
-    low, high = arm["checks_bootstrap95"] or arm["checks_wilson95"]
+    low, high = interval(arm)
     return Point(x, arm["checks_passed"] / arm["checks_total"], low, high)
 
 
 def _recall(x: float, arm: Mapping[str, Any]) -> Point:
-    low, high = arm["recall_bootstrap95"] or (None, None)
+    low, high = (arm["recall_bootstrap95"] if arm["sessions"] >= ENOUGH else None) or (None, None)
     return Point(x, arm["recall"], low, high)
