@@ -190,13 +190,6 @@ class Ledger:
         edges = np.append(np.array(self.spans.starts), self.spans[-1].stop)
         return torch.from_numpy(np.diff(edges))
 
-    def resident_spans(self) -> Tensor:
-        """Numbers of the spans that have rows, ascending."""
-        has = torch.zeros(len(self.spans), dtype=torch.bool, device=self.logical.device)
-        if len(self.spans):
-            has[self.span_index(self.logical[:, : self.rows]).clamp_(min=0)] = True
-        return has.nonzero().flatten()
-
     def resident(self, span: Span) -> float:
         """Share of a span's tokens that are in the cache, a mean over the groups; 1.0 for an empty span."""
         if not len(span):

@@ -238,7 +238,7 @@ class Memory(TokenStream):
         view = self.view()
         index = select(self.policy, view)
         reasons: dict[int, str] = {}
-        for number in self.ledger.resident_spans().tolist():
+        for number in view.span.flatten().bincount().nonzero().flatten().tolist():
             reason = self.plan.loss_reason(self.ledger.spans[number].id)
             if reason is not None:
                 reasons[number] = "spilled" if reason == "plan" and self._capture is not None else reason

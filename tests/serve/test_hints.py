@@ -10,18 +10,6 @@ from tests.chats import assistant, system, tokenizer, user
 from tests.serve.live import serving, tiny_engine
 
 
-@pytest.fixture(scope="module")
-def live():
-    with serving(resident=4) as live:
-        yield live
-
-
-@pytest.fixture
-def http(live):
-    with httpx.Client(base_url=live.url, timeout=30) as http:
-        yield http
-
-
 def ask(http, messages, **fields):
     body = {"model": "tiny", "messages": messages, "max_tokens": 2, **fields}
     return http.post("/v1/chat/completions", json=body)

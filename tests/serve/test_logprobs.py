@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 
-import httpx
 import pytest
 
 from tenure.sampling import TokenChoice
 from tenure.serve.logprobs import Placed, listed, spelt
 from tests.chats import tokenizer, user
 from tests.oracles import Script
-from tests.serve.live import serving
 from tests.test_detokenize import sentence_piece
 
 WORDS = tokenizer("tools")
@@ -24,18 +22,6 @@ class Sure(Script):
         token = super().__call__(logits)
         self.choice = TokenChoice(token, -0.5, ((token, -0.5), (token - 1, -2.0)))
         return token
-
-
-@pytest.fixture(scope="module")
-def live():
-    with serving(resident=4) as live:
-        yield live
-
-
-@pytest.fixture
-def http(live):
-    with httpx.Client(base_url=live.url, timeout=30) as http:
-        yield http
 
 
 @pytest.fixture

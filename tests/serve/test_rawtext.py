@@ -2,24 +2,9 @@
 
 from __future__ import annotations
 
-import httpx
-import pytest
-
-from tests.serve.live import say, serving
+from tests.serve.live import say
 
 START = "The quick brown fox jumps over the lazy dog and again. " * 3
-
-
-@pytest.fixture(scope="module")
-def live():
-    with serving(resident=4) as live:
-        yield live
-
-
-@pytest.fixture
-def http(live):
-    with httpx.Client(base_url=live.url, timeout=30) as http:
-        yield http
 
 
 def complete(http, prompt, **fields):

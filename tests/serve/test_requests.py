@@ -4,25 +4,12 @@ from __future__ import annotations
 
 import json
 
-import httpx
 import pytest
 
 from tests.chats import user
-from tests.serve.live import say, serving
+from tests.serve.live import say
 
 CHAT = "/v1/chat/completions"
-
-
-@pytest.fixture(scope="module")
-def live():
-    with serving(resident=4) as live:
-        yield live
-
-
-@pytest.fixture
-def http(live):
-    with httpx.Client(base_url=live.url, timeout=30) as http:
-        yield http
 
 
 def post(http, messages=None, **fields):

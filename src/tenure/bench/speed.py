@@ -282,7 +282,7 @@ class Bench:
                 seconds[arm].append(self.time(play, arms[arm], turn, ids))
             self.note(f"policies {turn + 1}/{self.config.repeats}")
         base = seconds["recency", "logical"]
-        overhead = {name: _ratio(seconds[name, "logical"], base) for name in names}
+        overhead = {name: statistics.median(_ratios(seconds[name, "logical"], base)) for name in names}
         return overhead | (_over("pace_over_h2o", seconds[pace], seconds[h2o]) if pace in arms else {})
 
     def _told(self, policy: str, positions: str) -> Session:
@@ -304,15 +304,15 @@ class Bench:
         return session
 
 
-def _ratio(seconds: Sequence[float], base: Sequence[float]) -> float:
-    """Median of the ratios of rounds."""
-    return statistics.median(one / other for one, other in zip(seconds, base, strict=True))
+def _ratios(seconds: Sequence[float], base: Sequence[float]) -> list[float]:
+    """Of each round."""
+    return [one / other for one, other in zip(seconds, base, strict=True)]
 
 
 def _over(name: str, seconds: Sequence[float], base: Sequence[float]) -> dict[str, float]:
-    """:func:`_ratio` under a name, with the quartiles of the rounds."""
-    low, _, high = statistics.quantiles(one / other for one, other in zip(seconds, base, strict=True))
-    return {name: _ratio(seconds, base), f"{name}_low": low, f"{name}_high": high}
+    """Median of the ratios of rounds under a name, with their quartiles."""
+    low, middle, high = statistics.quantiles(_ratios(seconds, base))
+    return {name: middle, f"{name}_low": low, f"{name}_high": high}
 
 
 def _cache(cache: Any) -> dict[str, Any]:

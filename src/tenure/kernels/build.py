@@ -18,7 +18,7 @@ from tenure.kernels.threads import openmp
 from tenure.paths import cache_folder
 
 _SOURCES = tuple(Path(__file__).with_name(name) for name in ("native.c", "flash.c", "int8.c", "rows.c"))
-_HEADERS = tuple(Path(__file__).with_name(name) for name in ("isa.h", "vectors.h"))
+_HEADERS = tuple(Path(__file__).with_name(name) for name in ("bf16.h", "isa.h", "vectors.h"))
 _FLAGS = ("-O3", "-march=native", "-ffast-math", "-fPIC")
 _OPENMP = "-fopenmp"
 _LINES = 3  # of a failing compiler that are shown
@@ -61,15 +61,13 @@ def load(compiler: Sequence[str]) -> ctypes.CDLL:
 def build(compiler: Sequence[str]) -> Path:
     """The library for this machine, from the cache folder or compiled into it. Errors as in :func:`load`."""
     target_of = _run([*compiler, "-march=native", "-dM", "-E", "-x", "c", os.devnull])
-    shared = (
-        openmp() is not None and b"__clang__" not in target_of
-    )  # clang's OpenMP is not the one that torch ships
+    # clang's OpenMP is not the one that torch ships.
+    shared = openmp() is not None and b"__clang__" not in target_of
     key = blake2b(digest_size=12)
     for part in (
         *(source.read_bytes() for source in (*_SOURCES, *_HEADERS)),
-        b"\n".join(
-            sorted(target_of.splitlines())
-        ),  # the processor as the compiler sees it, and its own version
+        # The processor as the compiler sees it, and its own version.
+        b"\n".join(sorted(target_of.splitlines())),
         " ".join((*compiler, *_FLAGS)).encode(),
         str(shared).encode(),
     ):
@@ -82,9 +80,8 @@ def build(compiler: Sequence[str]) -> Path:
         built = Path(folder, "native.so")
         try:
             _compile(compiler, built, [_OPENMP], shared=shared)
-        except (
-            BuildError
-        ):  # a compiler without OpenMP, or without its library: one thread is better than none
+        except BuildError:
+            # A compiler without OpenMP, or without its library: one thread is better than none.
             _compile(compiler, built, [])
         with built.open("rb") as file:
             os.fsync(file.fileno())

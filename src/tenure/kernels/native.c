@@ -11,35 +11,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bf16.h"
 #include "isa.h"
 
-typedef uint16_t bf16;
 typedef float f32;
 typedef int8_t i8;
 
 #define LANES 64 /* sums in flight along a row */
 
-static inline float load_bf16(bf16 v) {
-    uint32_t bits = (uint32_t)v << 16;
-    float f;
-    memcpy(&f, &bits, 4);
-    return f;
-}
 static inline float load_f32(f32 v) { return v; }
 static inline float load_i8(i8 v) { return (float)v; }
 
-static inline bf16 store_bf16(float f) { /* round to nearest even */
-    uint32_t bits;
-    memcpy(&bits, &f, 4);
-    return (bf16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
 static inline f32 store_f32(float f) { return f; }
 
 /* e^x for x <= 0. Below, results would be denormal or leave the vectorised exponential, which takes either one by one. */
 static inline float power(float x) { return expf(x < -70.0f ? -70.0f : x); }
-
-/* Below -80 it is 0 in fp32, and e^-v would leave fp32. */
-static inline float silu(float v) { return v / (1.0f + expf(v < -80.0f ? 80.0f : -v)); }
 
 /* Root-mean-square norm of each token, weight fp32 [width]. */
 void tenure_rms_norm(const float *x, const float *weight, float *y, long tokens, long width, float eps) {
