@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,8 +45,12 @@ class PlanData:
     settled: dict[tuple[str, Reference], str | None] = field(default_factory=dict)
 
 
-def read_plan(data: str | bytes | Mapping[str, Any]) -> PlanData:
+def read_plan(data: str | bytes | Mapping[str, Any], known: Iterable[str] = ()) -> PlanData:
     """Read a plan from JSON text or from plain data.
+
+    Args:
+        data: the plan.
+        known: ids of further steps that its fields may name.
 
     Raises:
         PlanError: names the place at fault, such as ``steps[2].reads[0]``.
@@ -58,14 +62,14 @@ def read_plan(data: str | bytes | Mapping[str, Any]) -> PlanData:
             raise PlanError(f"not JSON: {error}", option="plan") from None
     root = _object(data, "plan", _FIELDS, {"steps"})
     steps: list[Step] = []
-    ids: set[str] = set()
+    own: set[str] = set()
     for number, item in enumerate(_list(root["steps"], "steps")):
         step = _step(item, f"steps[{number}]")
-        if step.id in ids:
+        if step.id in own:
             raise PlanError(f"step {step.id!r} appears twice", option=f"steps[{number}].id")
-        ids.add(step.id)
+        own.add(step.id)
         steps.append(step)
-    plan = PlanData(steps)
+    plan, ids = PlanData(steps), own.union(known)
     for number, item in enumerate(_list(root.get("finished", []), "finished")):
         plan.finished.append(_known(item, ids, f"finished[{number}]"))
     if "current" in root:

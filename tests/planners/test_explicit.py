@@ -92,6 +92,23 @@ def test_a_plan_says_which_step_is_under_way(engines):
     assert "step 'b' is not begun: 'a' is under way" in session.stats().planner["problem"]
 
 
+def test_a_later_plan_may_name_steps_and_spans_of_earlier_messages(engines):
+    session = chat_session(engines, **(EXPLICIT | {"budget": 400}))
+    session.append([user("the limit is 48", span="old"), user("the limit is 64", span="new")])
+    session.append(user(plan_text({"id": "a"}, {"id": "b"}, {"id": "c", "reads": ["old", "new"]})))
+    session.append(user('<plan>{"finished": ["a"], "current": "c", "superseded": {"old": "new"}}</plan>'))
+    assert session.plan.finished == {"a"}
+    assert session.plan.current.id == "c"
+    assert session.plan.superseded == {"old": "new"}
+    assert session.stats().planner["problem"] is None
+    session.append(user('<plan>{"expire_after": 1, "expected": ["new"]}</plan>', span="odd"))
+    assert session.plan.expire_after is None
+    assert session.plan.expected == ()
+    assert "not taken from the plan in 'odd': expire_after, expected" in session.stats().planner["problem"]
+    session.append(user('<plan>{"finished": ["nowhere"]}</plan>', span="bad"))
+    assert "unknown step 'nowhere'" in session.stats().planner["problem"]
+
+
 def test_what_cannot_be_read_is_noted_and_nothing_breaks(engines):
     session = chat_session(engines, **EXPLICIT)
     session.append(user("<plan>first this, then that</plan>", span="p1"))

@@ -1,14 +1,16 @@
 """Explicit: the agent writes its plan down, and the plan is taken from there.
 
 A message that holds ``<plan>JSON</plan>`` adds to the session's plan, whether the client sent it or the model wrote it.
-The JSON is the plan's own form (``data/plan.schema.json``) or the bare list of its steps. Steps that the plan has
-already get further reads, and those that were overdue count as confirmed. ``current`` begins a step, unless messages say
-by their marks which step is under way.
+The JSON is the plan's own form (``data/plan.schema.json``), in which ``steps`` may be left out, or the bare list of its
+steps. Steps that the plan has already get further reads, and those that were overdue count as confirmed. ``current``
+begins a step, unless messages say by their marks which step is under way. It and ``finished`` may name steps of earlier
+messages. ``superseded`` is followed; the form's other fields are the session's own and are not taken from a message.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
@@ -16,6 +18,8 @@ from tenure.errors import PlanError
 from tenure.plan_json import PLAN_TEXT, PlanData, read_plan
 from tenure.planners.base import Context, Edge, Planner, Proposal
 from tenure.steps import Step
+
+_TAKEN = ("steps", "finished", "current", "superseded")
 
 
 @dataclass
@@ -33,6 +37,7 @@ class Explicit(Planner):
         edges: list[Edge] = []
         steps: list[Step] = []
         finished: list[str] = []
+        superseded: dict[str, str] = {}
         problems: list[str] = []
         current: str | None = None
         for document in (*context.come, *context.new):
@@ -43,13 +48,17 @@ class Explicit(Planner):
                 continue
             self._read[document.id] = plans
             for text in plans:
+                known = [step.id for step in (*context.plan.steps, *steps)]
                 try:
-                    data = _parse(text)
+                    data, ignored = _parse(text, known)
                 except PlanError as error:
                     problems.append(f"the plan in {document.id!r} cannot be read: {error}")
                     continue
+                if ignored:
+                    problems.append(f"not taken from the plan in {document.id!r}: {', '.join(ignored)}")
                 steps += [Step(step.id) for step in data.steps]
                 finished += data.finished
+                superseded |= data.superseded
                 if isinstance(data.current, str):
                     current = data.current
                 edges += [
@@ -57,7 +66,7 @@ class Explicit(Planner):
                     for step in data.steps
                     for span in step.reads
                 ]
-        return Proposal(edges, steps, finished=finished, current=current, problems=problems, looked=False)
+        return Proposal(edges, steps, superseded, finished, current, problems, looked=False)
 
     def fork(self) -> Self:
         """See the base."""
@@ -66,9 +75,15 @@ class Explicit(Planner):
         return copy
 
 
-def _parse(text: str) -> PlanData:
+def _parse(text: str, known: Iterable[str]) -> tuple[PlanData, list[str]]:
+    """A plan, and which of its fields a message may not set."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise PlanError(f"not JSON: {error}", option="plan") from None
-    return read_plan({"steps": data} if isinstance(data, list) else data)
+    if isinstance(data, list):
+        data = {"steps": data}
+    elif isinstance(data, dict):
+        data = {"steps": [], **data}
+    plan = read_plan(data, known)
+    return plan, [name for name in data if name not in _TAKEN]
