@@ -102,6 +102,18 @@ def test_a_restart_brings_sessions_and_responses_back(tmp_path):
     assert text_of(fresh) == text_of(second)
 
 
+def test_a_response_that_cannot_be_stored_is_answered_and_goes_on(tmp_path, caplog):
+    body = {"model": "tiny", "input": "One.", "max_output_tokens": 4}
+    with serving(state=tmp_path) as live, httpx.Client(base_url=live.url, timeout=30) as http:
+        (tmp_path / "responses").rmdir()
+        given = http.post("/v1/responses", json=body)
+        assert given.status_code == 200
+        assert f"{given.json()['id']} is kept in memory only: No such file" in caplog.text
+        again = http.post("/v1/responses", json={**body, "previous_response_id": given.json()["id"]})
+        assert again.status_code == 200
+        assert http.delete(f"/v1/responses/{given.json()['id']}").status_code == 200
+
+
 def test_a_broken_file_costs_only_time(tmp_path):
     messages = [user("Remember the brown fox, it is quick.")]
     with serving(state=tmp_path) as live, httpx.Client(base_url=live.url, timeout=30) as http:

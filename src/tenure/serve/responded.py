@@ -63,13 +63,19 @@ class Responded:
                     _log.warning("a stored response cannot be read: %s", type(error).__name__)
 
     def add(self, given: Given) -> None:
-        """Keep a response. Writes a file: not for the event loop."""
+        """Keep a response. Writes a file: not for the event loop.
+
+        Where that fails, on a full disk for instance, the answer stands all the same, and is kept until the server ends.
+        """
         with self._lock:
             self._known[given.tenant, given.id] = given
             gone = [self._known.popitem(last=False)[1] for _ in range(len(self._known) - self._most)]
         if self._folder is not None:
             text = json.dumps(asdict(given))
-            replace_file(self._path(given), lambda part: _write(part, text))
+            try:
+                replace_file(self._path(given), lambda part: _write(part, text))
+            except OSError as error:
+                _log.warning("response %s is kept in memory only: %s", given.id, error.strerror)
         for old in gone:
             self._unlink(old)
 
