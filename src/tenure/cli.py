@@ -22,6 +22,7 @@ from tenure.commands.options import (
     ModelName,
     ModelOptions,
     SamplingFlags,
+    flag_names,
     spread,
 )
 from tenure.errors import TenureError
@@ -35,7 +36,7 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except TenureError as error:
-            _show(error, _option_names(self, ctx))
+            _show(error, _option_names(self.commands[ctx.invoked_subcommand]))
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
@@ -310,12 +311,12 @@ _mount("bench", "tenure.bench.commands")
 _mount("tiers", "tenure.tiers.commands")
 
 
-def _option_names(group: TyperGroup, ctx: Any) -> dict[str, str]:
-    """``limit`` -> ``--limit``, for the options of the command that was called."""
-    command = group.commands.get(ctx.invoked_subcommand or "")
-    return {
-        param.name: param.opts[0] for param in (command.params if command else ()) if param.opts[0][:1] == "-"
-    }
+def _option_names(command: Any) -> dict[str, str]:
+    """``limit`` -> ``--limit``, for the options of a command and of those below it."""
+    names: dict[str, str] = {}
+    for below in getattr(command, "commands", {}).values():
+        names |= _option_names(below)
+    return names | {param.name: param.opts[0] for param in command.params if param.opts[0][:1] == "-"}
 
 
 def _show(error: TenureError, names: dict[str, str]) -> None:
@@ -324,7 +325,8 @@ def _show(error: TenureError, names: dict[str, str]) -> None:
 
     text = Text("error: ", style="bold red")
     if error.option:
-        text.append(f"{names.get(error.option, error.option)}: ", style="bold")
+        flag = next((names[name] for name in flag_names(error.option) if name in names), error.option)
+        text.append(f"{flag}: ", style="bold")
     text.append(error.cause.rstrip("."), style="not bold default")
     if error.way_out:
         text.append(f"\n  {error.way_out}", style="default")

@@ -55,6 +55,7 @@ OPTIONS = [
     (["--policy-option", "fast"], "--policy-option: 'fast' is not KEY=VALUE"),
     (["--policy-option", "speed=3"], "speed"),
     (["--planner-option", "fast"], "--planner-option: 'fast' is not KEY=VALUE"),
+    (["--planner", "llm+online", "--planner-option", "most=3"], "--planner-option: 'most' is not one of"),
     (["--positions", "round"], "--positions: 'round' is not known"),
     (["--granularity", "head"], "--granularity: 'head' is not known"),
     (["--chunk", "0"], "--chunk: 0 is too small"),
@@ -78,6 +79,18 @@ def test_bad_option(tenure, tiny_folder, session_file, options, text):
     result = tenure("run", session_file(GOOD), "--model", tiny_folder, *options, code=2)
     assert text in " ".join(result.stderr.split())
     assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        (["serve", "--session-memory", "0.0001", "--model"], "--session-memory: one session takes"),
+        (["bench", "longsession", "--arms", "h3o", "--model"], "--arms: 'h3o' is not known"),
+    ],
+    ids=["serve", "bench"],
+)
+def test_an_error_names_the_flag_however_the_config_calls_it(tenure, tiny_folder, command, text):
+    assert text in " ".join(tenure(*command, tiny_folder, code=2).stderr.split())
 
 
 FILES = {

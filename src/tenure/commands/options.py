@@ -302,6 +302,11 @@ def key_value(text: str, option: str = "policy_option") -> tuple[str, Any]:
         return name, value
 
 
+def flag_names(option: str) -> tuple[str, ...]:
+    """Parameters that may set a config's field: ``--session-memory`` sets ``memory``."""
+    return (option, option.removesuffix("s"), f"{option}_file", f"session_{option}")
+
+
 def _nested(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """``retrieval.most`` goes into the options of ``retrieval``."""
     found: dict[str, Any] = {}

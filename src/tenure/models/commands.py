@@ -8,12 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
+from tenure.commands.tables import table_console
 from tenure.errors import ModelError
 from tenure.models.catalog import CATALOG, unknown_model
 from tenure.models.store import Store, disk_bytes
-
-_PIPE = 400
-"""Columns of a table that another program reads: a row stays a line."""
 
 app = typer.Typer(
     help="List, fetch, find and remove models.",
@@ -61,7 +59,6 @@ def list_models(as_json: _Json = False) -> None:
     if as_json:
         typer.echo(json.dumps(rows))
         return
-    from rich.console import Console
     from rich.filesize import decimal
     from rich.table import Table
     from rich.text import Text
@@ -73,9 +70,7 @@ def list_models(as_json: _Json = False) -> None:
         parameters = f"{row['parameters'] / 1e6:,.0f}M" if row["parameters"] else "?"
         sizes = (decimal(row[key]) if row[key] else "-" for key in ("download_bytes", "disk_bytes"))
         table.add_row(Text(row["name"]), parameters, *sizes, row["state"], row["licence"] or "?")
-    console = Console()
-    if not console.is_terminal:
-        console.width = _PIPE
+    console = table_console()
     console.print(table)
     about = f"\nKept in {store_root()}. A folder, a .gguf file or a hub id ORG/NAME work as a model too."
     console.print(Text(about, style="dim"), soft_wrap=True)

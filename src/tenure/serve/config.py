@@ -19,7 +19,8 @@ class ServeConfig:
         port: of the address; 0 takes a free one.
         session: what each session is promised.
         resident: sessions that are in memory at once; the others are parked in ``state``.
-        memory: bytes of session memory; lowers ``resident`` to what fits. None takes half of what is free.
+        memory: bytes of session memory, on the command line gigabytes; lowers ``resident`` to what fits. None takes half
+            of what is free.
         state: folder of parked and saved sessions; None makes one that is removed at the end.
         keys: file of API keys, made by ``tenure serve keys add``; None lets everybody in.
         streams: answers that are generated at once, over all keys; others wait.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tenure.commands.tables import table_console
 from tenure.errors import ConfigError
 from tenure.tiers.spec import parse_tier
 
@@ -50,14 +51,13 @@ def list_entries(tiers: _Tiers, as_json: _Json = False) -> None:
     if as_json:
         typer.echo(json.dumps(rows))
         return
-    from rich.console import Console
     from rich.filesize import decimal
     from rich.table import Table
 
     table = Table("tier", "what", "name", "size", "age", box=None, pad_edge=False)
     for row in rows:
         table.add_row(row["tier"], row["kind"], row["key"], decimal(row["bytes"]), _age(row["age_s"]))
-    Console().print(table)
+    table_console().print(table)
 
 
 @app.command()
@@ -125,7 +125,6 @@ def _print(rows: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(rows))
         return
-    from rich.console import Console
     from rich.table import Table
 
     names = list(rows[0]) if rows else ["tier"]
@@ -137,7 +136,7 @@ def _print(rows: list[dict[str, Any]], as_json: bool) -> None:
                 for value in row.values()
             )
         )
-    Console().print(table)
+    table_console().print(table)
 
 
 def _age(seconds: int) -> str:
