@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from pathlib import Path
 
@@ -21,6 +22,8 @@ def test_blocks():
     assert code_blocks("```python\na = 1\n```\n```python\na =") == ["a = 1\n"]
     assert code_blocks("a = 1") == ["a = 1"]
     assert code_blocks("```bash\nls\n```") == []
+    listed = "1. The function:\n   ```python\n   def f():\n       return 1\n\n   ```"
+    assert code_blocks(listed) == ["def f():\n    return 1\n\n"]
 
 
 def test_names_pass_from_block_to_test():
@@ -47,6 +50,37 @@ def test_a_slow_test_does_not_take_the_next_along():
     assert outcome("def f():\n    while True: pass", "f()", "assert 1 == 1") == [False, True]
 
 
+def test_code_that_catches_everything_is_stopped_again():
+    code = "def f():\n    try:\n        while True: len(str())\n    except:\n        while True: len(str())"
+    assert outcome(code, "f()", "assert 1 == 1") == [False, True]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os; os.write(1, b'passed 0\\npassed 1\\n')",
+        "import sys; print('passed 0', file=sys.__stdout__, flush=True)",
+    ],
+)
+def test_code_cannot_say_that_a_test_has_passed(code):
+    assert outcome(code, "assert False", "assert True") == [False, True]
+
+
+def test_a_flood_of_output_goes_nowhere():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    code = "import os\nfor stream in (1, 2):\n    for _ in range(2000): os.write(stream, bytes(1 << 18))"
+    assert outcome(code, "assert True") == [True]
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KB of the GB
+
+
+def test_a_full_pipe_stops_its_writer(monkeypatch):
+    monkeypatch.setattr("tenure.bench.longsession.sandbox.SECONDS", 1.5)
+    code = "import os\nout = next(n for n in range(3, 32) if os.path.exists(f'/proc/self/fd/{n}'))"
+    started = time.monotonic()
+    assert outcome(code, "assert 1", "while True: os.write(out, b'x' * 65536)") == [True, False]
+    assert time.monotonic() - started < 5
+
+
 def test_a_dead_child_fails_the_rest():
     assert outcome("import os", "pass", "os._exit(0)", "pass") == [True, False, False]
 
@@ -63,9 +97,15 @@ def test_nothing_leaves_the_child(tmp_path: Path):
         "import os; os.system('true')",
         "import os; os.fork()",
         "import ctypes; ctypes.CDLL(None)",
+        "import _posixsubprocess\ntry: _posixsubprocess.fork_exec()\nexcept TypeError: pass",
+        f"import os; os.utime({str(target)!r}, (0, 0))",
+        f"import posix; posix.mkfifo({str(tmp_path / 'new')!r})",
+        f"import sqlite3; sqlite3.connect({str(tmp_path / 'new')!r}).execute('create table a (b)')",
     )
     assert outcome("", *tries) == [False] * len(tries)
     assert target.read_text() == "before"
+    assert target.stat().st_mtime > 0
+    assert list(tmp_path.iterdir()) == [target]
 
 
 def test_the_environment_is_empty(monkeypatch):
