@@ -44,7 +44,7 @@ class TurnStarted(Event):
     cached_tokens: int
     queued: float
     how: str
-    """``new``, ``continued``, ``branched`` or ``restored``."""
+    """``new``, ``continued`` or ``branched``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ class Traffic(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class SessionChanged(Event):
-    """A session was ``opened``, ``parked``, ``restored``, ``forked``, ``saved`` or ``deleted``."""
+    """A session was ``opened``, ``parked``, ``restored``, ``forked`` or ``deleted``."""
 
     change: str
 
