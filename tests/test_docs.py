@@ -262,6 +262,14 @@ def test_what_tells_why_something_was_forgotten(engines, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 2 + 5 + 1
 
 
+def test_tools_and_json_without_a_server(engines, capsys):
+    names = {"engine": chat_engine(engines, "tools")}
+    for code in python("sessions")[1:]:
+        exec(compile(code, "docs", "exec"), names)
+    assert 0 <= json.loads(capsys.readouterr().out)["shards"] <= 99
+    assert len(names["turn"].ids) > 0
+
+
 @pytest.mark.model
 def test_ten_minutes(capsys):
     exec(compile(python("start")[0], "docs", "exec"), {})

@@ -63,7 +63,7 @@ class Session(SessionBase):
 
         Raises:
             MessageError: a message is malformed, or the template refuses it; nothing has changed.
-            BudgetError: hard pins do not fit; nothing has changed.
+            BudgetError: hard pins, or what the step that begins reads, do not fit; nothing has changed.
         """
         spans = self.queue(messages)
         self.engine.drain([self])
@@ -78,6 +78,9 @@ class Session(SessionBase):
             messages: see :meth:`append`.
             reply: put the template's generation prompt behind them.
             beginning: of the reply, in given words; the turn's own text comes behind it.
+
+        Raises:
+            MessageError, BudgetError: see :meth:`append`.
         """
         if beginning and not reply:
             raise ConfigError("only a reply has a beginning", option="beginning", way_out="Give reply=True")
@@ -265,7 +268,12 @@ class Session(SessionBase):
         return self.start_turn(**options)
 
     def ask(self, messages: MessageLike | Iterable[MessageLike], **options: Any) -> str:
-        """Read messages and return the assistant's whole turn."""
+        """Read messages and return the assistant's whole turn.
+
+        Args:
+            messages: see :meth:`append`, and for what is refused.
+            options: fields of :class:`SamplingOptions`.
+        """
         checked = sampling_options(**options)
         self.queue(messages, reply=True)
         return self.engine.generate([self], options=checked)[0]

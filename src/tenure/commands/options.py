@@ -1,4 +1,4 @@
-"""The options that ``run``, ``explain`` and ``chat`` share, and how they become configs.
+"""The options that commands share, and how they become configs.
 
 Nothing here may import torch: the help of every command is built from it.
 """
@@ -168,7 +168,7 @@ class MemoryOptions:
     ] = None
     config: Annotated[
         Path | None,
-        _memory("TOML file with tables [engine] and [session]; other options win.".replace("[", r"\[")),
+        _memory("TOML file: [engine], [session], [serve]; other options win.".replace("[", r"\[")),
     ] = None
 
     def session_config(self) -> SessionConfig:

@@ -42,6 +42,9 @@ policy = "foresight"
 
 [session.policy_options]
 min_recent = 128
+
+[serve]
+state = "/var/lib/tenure/state"
 ```
 
 A value that no model can work with is refused before one is loaded; what hangs on the model, such as a budget that does
