@@ -95,6 +95,24 @@ def test_a_run_its_resumption_and_its_summary(engines, tmp_path) -> None:
     assert pictures[0].read_bytes() == pictures[1].read_bytes()
 
 
+def test_arms_that_compress_read_turn_by_turn(engines, tmp_path, monkeypatch) -> None:
+    script = transcript(1, 8000, words)
+    turns = list(bench.turns(script.messages))
+    assert [message for turn in turns for message in turn] == list(script.messages)
+    assert all([message.role for message in turn].count("assistant") <= 1 for turn in turns)
+    assert all(turn[0].role == "assistant" for turn in turns[1::2])
+    entries = []
+
+    def asked(session, facts):
+        entries.append(session.memory.frozen.entries)
+        return [""] * len(facts)
+
+    monkeypatch.setattr(bench, "ask", asked)
+    config = config_of(seeds=(1,), arms=("auto", "auto-compressed"), lengths=(3000,), budgets=(0.25,))
+    bench.run(config, tmp_path, str, load=lambda name: chat_engine(engines))
+    assert entries[0] == 0 < entries[1]
+
+
 def test_what_is_stored_is_summed_up_without_playing_the_rest(engines, tmp_path, tenure) -> None:
     engine = chat_engine(engines)
     bench.run(config_of(arms=("h2o", "recency")), tmp_path, str, load=lambda name: engine)

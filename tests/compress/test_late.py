@@ -39,8 +39,8 @@ def test_old_turns_are_compressed_one_turn_late(engine, monkeypatch):
         session.ask(TEXT, max_tokens=3)
         edges.append(len(session) + session.memory.waiting)
         check_ledger(session)
-    # The third message compresses the first turn, the fourth one the second.
-    assert [span for span, _ in seen] == [(0, edges[0]), (edges[0], edges[1])]
+    # The third message compresses the first turn, the fourth one what is left of both.
+    assert [span for span, _ in seen] == [(0, edges[0]), (0, edges[1])]
     for (_, stop), delayed in seen:
         assert len(delayed) <= 64
         assert int(delayed.position.min()) >= stop, "the probes are queries of the turn that followed"
@@ -62,7 +62,7 @@ def test_old_turns_are_compressed_one_turn_late(engine, monkeypatch):
         again.append(len(session) + session.memory.waiting)
         check_ledger(session)
     # What was taken back is done again, and the queries of turns that are gone are no evidence.
-    assert [span for span, _ in seen] == [(again[0], again[1])]
+    assert [span for span, _ in seen] == [(0, again[1])]
     assert int(seen[0][1].position.min()) >= again[1]
 
 
@@ -193,14 +193,34 @@ def test_plans_and_pins_stay_exact_and_a_budget_is_kept(engine):
     assert needed(session.memory) == stays(session.memory)
 
 
+@pytest.mark.parametrize("policy", ["recency", "auto"])
+def test_a_budget_compresses_what_would_be_evicted_and_no_more(engine, policy):
+    session = engine.session(budget=600, chunk=64, policy=policy, compress="keydiff", compress_ratio=4)
+    text = "one two three four five six seven eight nine ten " * 3
+    session.append({"role": "system", "content": text[:100]})
+    coming, compressed = 0, []
+    for _ in range(7):
+        before = len(session)
+        compressed.append(before + coming + 32 > 600)
+        session.ask(text, max_tokens=3)
+        coming = len(session) - before
+        check_ledger(session)
+        assert (session.memory.frozen.entries > 0) == compressed[-1]
+        evicted = [session.explain(span.id).evicted for span in session.memory.ledger.spans]
+        assert not any(lost.get("budget") for lost in evicted), "turns of one length find room"
+    assert 0 < sum(compressed) < len(compressed)
+    kept = session.explain(session.memory.ledger.spans[0].id).resident
+    assert (kept == 1.0) == (policy == "auto"), "a system text is dear to it"
+
+
 def test_what_cannot_be_compressed_is_told_once_and_left_to_eviction(engine, caplog):
     session = engine.session(budget=420, chunk=8, policy="recency", compress="kvzip")
     with caplog.at_level("INFO", logger="tenure.compress"):
-        for _ in range(4):
-            session.ask(TEXT[:60], max_tokens=3)
+        for _ in range(7):
+            session.ask(TEXT[:100], max_tokens=3)
             check_ledger(session)
     assert session.memory.frozen.entries == 0
-    assert [one.levelname for one in caplog.records] == ["WARNING", "INFO"]
+    assert [one.levelname for one in caplog.records] == ["WARNING", "INFO", "INFO"]
     assert "chunk" in caplog.text
 
 

@@ -26,6 +26,7 @@ from tenure.session import Session
 
 Note = Callable[[str], None]
 
+_LATE = {"compress": "gracekv", "compress_ratio": 8.0}
 _PIN = {"regions": {"system": {"pin": "hard"}}}
 _FORK_BYTES = 1 << 30
 """Memory that the slabs of the forks of one batch may take."""
@@ -53,12 +54,15 @@ ARMS: dict[str, dict[str, Any]] = {
     "memdecay-no-refresh": _memdecay(refresh="none"),
     "memdecay-no-pages": _memdecay(page=1),
     "auto": {"policy": "auto"},
+    "auto-compressed": {"policy": "auto"} | _LATE,
+    "h2o-compressed": {"policy": "h2o"} | _LATE,
     "memdecay-layers": _memdecay() | {"granularity": "layer"},
     **{f"memdecay-{name.replace('_', '-')}": _memdecay(normalise=name) for name in NORMALISATIONS},
     "h2o-pinned": {"policy": "h2o"} | _PIN,
     "h2o-shared": {"policy": "h2o", "granularity": "session"},
 }
-"""Session options by arm. ``truncated`` reads only the newest tokens of the text, as many as the budget holds."""
+"""Session options by arm. ``truncated`` reads only the newest tokens of the text, as many as the budget holds. Arms that
+compress read turn by turn, the others all at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,10 +270,29 @@ def play_arm(
             chat = engine.transcript()
             pieces = [] if chat is None else chat.open(script.messages)
             session.append_ids([token for piece in pieces for token in piece.ids][-slots:])
+        elif session.memory.late is not None:
+            for turn in turns(script.messages):
+                session.append(turn)
+            session.memory.late.begin(session)  # the question begins a turn, in each fork of its own
         else:
             session.append(script.messages)
         answers = ask(session, script.facts)
     return answers, time.perf_counter() - start
+
+
+def turns(messages: Sequence[Message]) -> Iterator[list[Message]]:
+    """Messages as an agent's session gets them: up to each answer, and the answer."""
+    group: list[Message] = []
+    for message in messages:
+        if message.role == "assistant" and group:
+            yield group
+            group = []
+        group.append(message)
+        if message.role == "assistant":
+            yield group
+            group = []
+    if group:
+        yield group
 
 
 def ask(session: Session, facts: Sequence[Fact]) -> list[str]:

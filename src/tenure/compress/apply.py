@@ -79,6 +79,7 @@ def compress(
     recent: int = 32,
     options: Mapping[str, Any] | None = None,
     delayed: Probes | None = None,
+    most: int | None = None,
 ) -> Compression:
     """Let fewer entries stand for a part of a session.
 
@@ -97,6 +98,7 @@ def compress(
         recent: newest tokens of the session that stay exact, at most a quarter of the budget.
         options: fields of the compressor.
         delayed: queries of tokens that followed, for the methods that use them.
+        most: of the chosen tokens only so many a (layer, kv head), those that the policy would evict first; None for all.
 
     Raises:
         ConfigError: the ratio or budget cannot work, a layer has lost all of the chosen tokens and others have not, the
@@ -126,7 +128,7 @@ def compress(
     exact = protected | (chosen & (logical >= memory.ledger.length - newest))
     mask = torch.zeros_like(chosen)
     if left(counted) < heads * counted:
-        mask = _even(memory, chosen & ~exact)
+        mask = _even(memory, chosen & ~exact, most)
         planned = planned | (chosen & ~exact & ~mask)
         exact, counted = exact | planned, _most(chosen & ~planned)
     total = left(counted)
@@ -242,13 +244,15 @@ def _check_room(memory: Memory, slots: int) -> None:
         )
 
 
-def _even(memory: Memory, mask: Tensor) -> Tensor:
-    """The same number of rows in every group: those that hold more of the chosen tokens leave out the most wanted."""
+def _even(memory: Memory, mask: Tensor, most: int | None = None) -> Tensor:
+    """The same number of rows in every group, at most ``most``: the most wanted of the chosen ones are left out."""
     count = mask.sum(1)
     least = int(count.min()) if mask.numel() else 0
+    if most is not None and least > most:
+        least = most
     if bool((count == least).all()):
         return mask
-    if not least:
+    if not least and most != 0:
         raise ConfigError(
             f"layers hold between none and {int(count.max())} of these tokens",
             option="span",

@@ -1,12 +1,15 @@
 """Late compression: what is older than the last turn is compressed when the next one begins, off by default.
 
 One turn late, because what a turn asks of its past is not known before: the queries of the turn that followed are
-evidence (the delayed proxies of the literature on online compaction). Pins and what the plan reads stay exact.
+evidence (the delayed proxies of the literature on online compaction). Pins and what the plan reads stay exact. Under a
+budget only so much is compressed that a turn as long as the last one finds room, and first what the policy would evict
+first (our choice): what it holds most dear stays exact as long as it can.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -47,8 +50,6 @@ class Late:
         self.ratio = ratio
         self._turn = 0
         """First token of the last turn."""
-        self._done = 0
-        """Tokens before it were compressed, or had their chance."""
         self._seen: list[tuple[int, Recorder]] = []
         self._told = False
 
@@ -71,30 +72,38 @@ class Late:
         if now == self._turn:
             return
         turn = min(self._turn, now)
-        start = min(self._done, turn)
-        if turn - start >= _LEAST:
+        if turn >= _LEAST:
             session.engine.drain([session])
-            logical = memory.ledger.logical[:, : memory.ledger.rows]
-            resident = int(((logical >= start) & (logical < turn)).sum(1).max()) if logical.numel() else 0
-            most = self._most(memory)
-            if resident and (most is None or most > 0):
-                ratio = self.ratio if most is None else max(self.ratio, resident / most)
-                self._compress(session, (start, turn), ratio)
-            self._done = turn
+            most, count = self._most(memory), self._count(memory, turn, now - turn)
+            if count >= _LEAST and most != 0:
+                ratio = self.ratio if most is None else max(self.ratio, count / most)
+                self._compress(session, turn, count, ratio)
             self._make_room(memory, most)
         self._turn, self._seen = now, []
 
-    def _compress(self, session: Session, where: tuple[int, int], ratio: float) -> None:
-        delayed = self._probes(session.memory, where[1])
+    def _count(self, memory: Memory, turn: int, coming: int) -> int:
+        """Tokens before the last turn to compress so that one of ``coming`` tokens finds room; without a budget, all."""
+        logical = memory.ledger.logical[:, : memory.ledger.rows]
+        old = int((logical < turn).sum(1).max()) if logical.numel() else 0
+        budget = memory.config.budget
+        if budget is None or not memory.policy.evicts or self.ratio == 1:
+            return old
+        over = memory.ledger.rows + memory.frozen.slots + coming - budget
+        return min(old, math.ceil(over / (1 - 1 / self.ratio)))
+
+    def _compress(self, session: Session, turn: int, count: int, ratio: float) -> None:
+        delayed = self._probes(session.memory, turn)
         try:
-            session.compress(where, ratio=ratio, method=self.method, recent=0, delayed=delayed)
+            session.compress(
+                (0, turn), ratio=ratio, method=self.method, recent=0, delayed=delayed, most=count
+            )
         except ConfigError as error:  # layers lost different tokens of it, or the chunk is short
             _LOG.log(logging.INFO if self._told else logging.WARNING, "left to eviction: %s", error)
             self._told = True
 
     def truncate(self, count: int) -> None:
         """The session's tokens from ``count`` on were taken back."""
-        self._turn, self._done = min(self._turn, count), min(self._done, count)
+        self._turn = min(self._turn, count)
         self._seen = [(start, one) for start, one in self._seen if start + one.count <= count]
 
     def _probes(self, memory: Memory, turn: int) -> Probes | None:
@@ -135,7 +144,7 @@ class Late:
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Plain values and tensors for a saved session; :meth:`fill` takes them."""
-        values = {"turn": self._turn, "done": self._done, "seen": [start for start, _ in self._seen]}
+        values = {"turn": self._turn, "seen": [start for start, _ in self._seen]}
         tensors = {}
         for number, (_, recorder) in enumerate(self._seen):
             tensors[f"{number}.raw"], tensors[f"{number}.lse"] = recorder.state()
@@ -143,7 +152,7 @@ class Late:
 
     def fill(self, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Go on from what :meth:`state` gave."""
-        self._turn, self._done = values["turn"], values["done"]
+        self._turn = values["turn"]
         self._seen = [
             (start, Recorder.of(tensors[f"{number}.raw"], tensors[f"{number}.lse"]))
             for number, start in enumerate(values["seen"])
@@ -152,6 +161,6 @@ class Late:
     def fork(self) -> Late:
         """For a fork of the session."""
         copy = Late(self.method, self.ratio)
-        copy._turn, copy._done, copy._seen = self._turn, self._done, list(self._seen)
+        copy._turn, copy._seen = self._turn, list(self._seen)
         copy._told = self._told
         return copy
