@@ -122,6 +122,11 @@ def test_a_broken_file_costs_only_time(tmp_path):
         file.write_bytes(file.read_bytes()[:-50])
     (tmp_path / "sessions" / "junk.json").write_text("{")
     with serving(state=tmp_path) as live, httpx.Client(base_url=live.url, timeout=30) as http:
+        for call, body in (("restore", {}), ("fork", {"session_id": "other"})):
+            refused = http.post(f"/v1/sessions/kept/{call}", json=body)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (409, "session_broken")
+        kept = http.get("/v1/sessions/kept").json()
+        assert kept["state"] == "parked", "nothing empty takes its place"
         again = ask(http, messages, session_id="kept")
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0, "told as it is"
         assert text_of(again) == text_of(first)

@@ -30,7 +30,7 @@ def read_parked(parking: Parking, held: Held) -> Session | None:
     except SaveError as error:
         if _ran_out(error):
             raise no_room(error) from error
-        _log.warning("a parked session cannot be read and is computed again: %s", error)
+        _log.warning("a parked session cannot be read: %s", error)
         return None
     except ConfigError as error:
         if error.option == "budget":

@@ -212,8 +212,8 @@ class Store:
             again: whether a request follows that brings its whole conversation.
 
         Raises:
-            ApiError: 409, another model made it, or it has other options and ``again`` is false; 503, it cannot be
-                read now.
+            ApiError: 409, another model made it, or ``again`` is false and it has other options or is missing or broken;
+                503, it cannot be read now.
         """
         if held.session is not None:
             return
@@ -234,6 +234,15 @@ class Store:
                 "session_incompatible",
                 "the session was stored with other options than the server's (budget, policy, ...): the next request "
                 "with its whole conversation computes it again. Send that, or serve with its options",
+                param="session_id",
+            )
+        if session is None and not other and not again:
+            self._traffic(held, "in", "error", begun)
+            raise ApiError(
+                409,
+                "session_broken",
+                "what was stored of the session is missing, damaged or of another format: the next request with its "
+                "whole conversation computes it again",
                 param="session_id",
             )
         outcome = "hit" if session is not None else "miss" if other else "error"
