@@ -2,20 +2,69 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
+import torch
 
 from tenure import evictions
-from tenure.evictions import PAGE
+from tenure.evictions import PAGE, EvictionLog
 from tenure.sessionstate import describe, rebuild
 from tests.conftest import random_ids
 from tests.oracles import check_ledger
+from tests.policies.test_policies import TABLE, slots, view_of
 
 
 def session_of(engines, policy="memdecay", **options):
     options = {"budget": 48, "chunk": 32, "slack": 8, "sinks": 2, "policy": policy} | options
     return engines("qwen2", layers=2).session(**options)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_pages_against_one_slot_after_another(seed) -> None:
+    draw = random.Random(seed)
+    groups, size, span, region, tokens = draw.choice([1, 3]), draw.randint(1, 150), 0, 0, []
+    for token in range(size):
+        span += draw.random() < 0.1
+        region = draw.choice([0, 5, 7]) if draw.random() < 0.2 else region
+        plain = {"size": 1, "reader": -1, "current": False, "pin": 0, "energy": 0.0}
+        tokens.append({**plain, "logical": token, "span": span, "region": region, "born": draw.randint(0, 6)})
+    rows = draw.randint(1, size)
+    table = [
+        [
+            {**tokens[token], "score": draw.randint(0, 3) / 4}
+            for token in sorted(draw.sample(range(size), rows))
+        ]
+        for _ in range(groups)
+    ]
+    kept = draw.randint(0, rows)
+    stays = [sorted(draw.sample(range(rows), kept)) for _ in range(groups)]
+    view, kind = view_of(table, budget=rows), torch.tensor([0, 1, 2, 3, 4, 8, 6, 0, 8])
+    view = replace(view, table=replace(view.table, kind=kind))
+    log = EvictionLog()
+    log.record(view, torch.tensor(stays, dtype=torch.int64).view(groups, kept), view.score, {0: "plan"})
+    lost, left = {}, [0.0] * 9
+    for held, mine in zip(table, stays, strict=True):
+        for row, slot in enumerate(held):
+            if row in mine:
+                left[int(kind[slot["region"]])] += 1 / groups
+            else:
+                page = (slot["span"], slot["region"], slot["logical"] // PAGE)
+                lost.setdefault(page, []).append(slot)
+    want = []
+    for (number, code, _), page in sorted(lost.items()):
+        gone = {slot["logical"]: TABLE[code][2] - slot["born"] for slot in page}
+        score, age = sum(slot["score"] for slot in page) / len(page), sum(gone.values()) / len(gone)
+        want.append([number, code, min(gone), len(gone), len(page), pytest.approx(score), pytest.approx(age)])
+    told = log.to_json()
+    names = ("number", "region", "start", "tokens", "slots", "score", "age")
+    found = [list(page) for batch in told["batches"] for page in zip(*map(batch.get, names), strict=True)]
+    assert found == want
+    assert [batch["at"] for batch in told["batches"]] == [view.length] * bool(lost)
+    assert told["samples"] == [[view.length, pytest.approx(left)]]
 
 
 @pytest.mark.parametrize("granularity", ["session", "layer"])
@@ -42,6 +91,51 @@ def test_pages_add_up_to_the_losses(engines, policy, granularity) -> None:
     at, slots = session.memory.evictions.timeline(session.memory)[-1]
     assert at <= len(session)
     assert sum(slots.values()) == pytest.approx(48)
+
+
+def note(log, length, rows=8, kept=2, spans=1):
+    """An eviction at a length of the session: of so many rows, of as many messages, the first ones stay."""
+    table = slots(rows, span=[row % spans for row in range(rows)])
+    view = replace(view_of([sorted(table, key=lambda slot: slot["span"])], budget=kept), length=length)
+    log.record(view, torch.arange(kept)[None], view.score, "budget")
+
+
+def test_going_back_forgets_later_pages_and_points() -> None:
+    log = EvictionLog()
+    for length in (10, 20, 30):
+        note(log, length, spans=length // 10)
+    twin, told = log.fork(), log.to_json()
+    log.truncate(20)
+    assert log.to_json()["batches"] == told["batches"][:2]
+    assert log.to_json()["samples"] == told["samples"][:2]
+    assert log._pages == sum(len(batch["number"]) for batch in told["batches"][:2])
+    assert twin.to_json() == told
+    note(log, 25)
+    assert [batch["at"] for batch in log.to_json()["batches"]] == [10, 20, 25]
+    log.truncate(0)
+    assert (log.to_json()["batches"], log.to_json()["samples"], log._pages) == ([], [], 0)
+
+
+def test_whole_evictions_go_and_points_thin_out_evenly(monkeypatch) -> None:
+    monkeypatch.setattr(evictions, "PAGES", 4)
+    monkeypatch.setattr(evictions, "SAMPLES", 8)
+    log = EvictionLog()
+    for number, spans in enumerate((1, 3, 1, 8)):
+        note(log, number, spans=spans)
+    assert [batch["at"] for batch in log.to_json()["batches"]] == [3], "the newest stays, however large it is"
+    note(log, 4)
+    note(log, 5, spans=3)
+    assert [batch["at"] for batch in log.to_json()["batches"]] == [4, 5]
+    for number in range(6, 8):
+        note(log, number)
+    assert [at for at, _ in log.to_json()["samples"]] == list(range(8))
+    for number in range(8, 200):
+        note(log, number)
+        told = log.to_json()
+        points, every = [at for at, _ in told["samples"]], told["every"]
+        assert 4 <= len(points) <= 8
+        assert all(every <= two - one < 2 * every for one, two in itertools.pairwise(points)), points
+        assert number - points[-1] < 2 * every
 
 
 def test_the_log_is_bounded(engines, monkeypatch) -> None:
