@@ -125,11 +125,11 @@ def naive_memdecay(options, slots, sinks, recent):
     size, weight = options.get("page", MemDecay.page), f32(options.get("page_max", MemDecay.page_max))
     scores = []
     for slot in slots:
-        base, half_life, now = TABLE[slot["region"]] if options.get("regions", True) else TABLE[8]
+        base, half_life, now, decay = TABLE[slot["region"]] if options.get("regions", True) else TABLE[8]
         if options.get("decay", True):
             keep = f32(options.get("persistent", MemDecay.persistent))
             left = f32(2.0 ** -((now - slot["born"]) / half_life))
-            scores.append(f32(base) * (keep + (1 - keep) * left) + f32(slot["energy"]))
+            scores.append(f32(base) * (keep + (1 - keep) * left) + f32(slot["energy"]) * f32(decay))
         else:
             scores.append(f32(base) + f32(slot["energy"]))
     if mix < 1:
@@ -267,18 +267,18 @@ def naive_select(name, options, groups, budget, sinks):
     return kept
 
 
-TABLE = {code: (1.0 - code / 16, 2.0 ** (code % 3), 6 + code) for code in range(9)}
-"""By region number: base priority, half-life, present."""
+TABLE = {code: (1.0 - code / 16, 2.0 ** (code % 3), 6 + code, 2.0 ** -(code % 2)) for code in range(9)}
+"""By region number: base priority, half-life, present, what is left of a stored energy."""
 
 
 def vectors() -> RegionVectors:
-    base, half_life, now = (torch.tensor(column) for column in zip(*TABLE.values(), strict=True))
+    base, half_life, now, decay = (torch.tensor(column) for column in zip(*TABLE.values(), strict=True))
     return RegionVectors(
         base=base.float(),
         rate=1 / half_life.float(),
         cap=torch.full((9,), float("inf")),
         now=now.double(),
-        decay=torch.ones(9),
+        decay=decay.float(),
         pin=torch.zeros(9, dtype=torch.int64),
         kind=torch.arange(9),
     )
@@ -311,6 +311,8 @@ def view_of(groups, budget, sinks=0) -> View:
 def tables(draw):
     """Groups of slots with few distinct scores, so that ties are common."""
     rows = draw(st.integers(1, 30))
+    sizes = draw(st.lists(st.integers(1, 14), min_size=7, max_size=7))
+    spans = [number for number, size in enumerate([*sizes, 61]) for _ in range(size)][:61]
     readers = draw(st.lists(st.sampled_from([-2, -1, -1, 0, 0, 1, 5]), min_size=8, max_size=8))
     current = draw(st.lists(st.booleans(), min_size=8, max_size=8))
     groups = []
@@ -321,10 +323,10 @@ def tables(draw):
                 {
                     "logical": index,
                     "score": draw(st.integers(0, 3)) / 4,
-                    "span": index // 8,
-                    "size": 8,
-                    "reader": readers[index // 8],
-                    "current": readers[index // 8] == 0 and current[index // 8],
+                    "span": spans[index],
+                    "size": spans.count(spans[index]),
+                    "reader": readers[spans[index]],
+                    "current": readers[spans[index]] == 0 and current[spans[index]],
                     "pin": draw(st.sampled_from([0, 0, 0, 1, 2])),
                     "region": draw(st.sampled_from([0, 0, 5, 7, 8])),
                     "born": float(draw(st.integers(0, 6))),
