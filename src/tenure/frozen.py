@@ -52,6 +52,14 @@ class Frozen:
         """With one more."""
         return Frozen((*self.segments, segment))
 
+    def within(self, slots: int) -> Frozen:
+        """Itself where that takes at most ``slots``, else one segment of the entries of most worth."""
+        if self.slots <= slots:
+            return self
+        whole = RaggedSegment.joined(self.segments)
+        left = whole.best(slots * whole.entries.lengths.numel())
+        return Frozen() if left is None else Frozen((left,))
+
     def before(self, length: int) -> Frozen:
         """What stands for tokens before logical index ``length`` alone."""
         return self._each(lambda one: one.before(length))

@@ -12,6 +12,7 @@ from tenure.cache.attend import Forward, Singles, Statistics, Work
 from tenure.cache.ragged import Entries, RaggedSegment
 from tenure.cache.rows import Layout, RowSegment
 from tenure.errors import IntegrityError
+from tenure.frozen import Frozen
 from tenure.kernels import cpu, reference
 from tenure.kernels.native import native
 
@@ -41,6 +42,7 @@ def entries(lengths, seed=0, tokens=2, dtype=torch.float32, multiplicity=True):
         start + 1,
         start,
         start + tokens,
+        torch.rand(total, generator=generator),
     )
 
 
@@ -92,7 +94,7 @@ def test_attend_is_one_softmax_with_multiplicities(kernels, copy, count):
 def test_an_entry_with_ln_2_is_two_equal_entries():
     once = entries([3, 3, 3, 3, 3, 3], multiplicity=False)
     twice = Entries(once.lengths * 2, *(x.repeat_interleave(2, 0) for x in (once.keys, once.values, once.bias)),
-                    *(x.repeat_interleave(2, 0) for x in (once.position, once.start, once.stop)))  # fmt: skip
+                    *(x.repeat_interleave(2, 0) for x in (once.position, once.start, once.stop, once.worth)))  # fmt: skip
     double = of(replace(once, bias=once.bias + math.log(2)))
     q = queries(3)
     for layer in range(LAYOUT.layers):
@@ -100,6 +102,56 @@ def test_an_entry_with_ln_2_is_two_equal_entries():
             double.attend(layer, q, scale=SCALE), of(twice).attend(layer, q, scale=SCALE), strict=True
         ):
             torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_segments_are_joined_and_the_entries_of_most_worth_stay(copy):
+    parts = [of(entries(LENGTHS, seed, tokens=seed + 1), copy=copy) for seed in range(3)]
+    whole = RaggedSegment.joined(parts)
+    whole.entries.check(LAYOUT)
+    assert (whole.rotated is not None) == copy
+    q = queries(3)
+    for layer in range(LAYOUT.layers):
+        outs, lses = zip(*(one.attend(layer, q, scale=SCALE) for one in parts), strict=True)
+        lse = torch.stack(lses).logsumexp(0)
+        share = (torch.stack(lses) - lse).exp().nan_to_num()
+        want = (share[..., None] * torch.stack(outs)).sum(0)
+        out, joined = whole.attend(layer, q, scale=SCALE)
+        torch.testing.assert_close(out, want, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(joined, lse, atol=1e-5, rtol=1e-5)
+    worth = whole.entries.worth
+    for count in (len(worth), 7, 1):
+        left = whole.best(count)
+        left.entries.check(LAYOUT)
+        assert len(left.entries) == count
+        assert torch.equal(left.entries.worth.sort().values, worth.sort().values[len(worth) - count :])
+    assert whole.best(0) is None
+    assert RaggedSegment.joined(parts[:1]) is parts[0]
+    frozen = Frozen(tuple(parts))
+    assert frozen.within(frozen.slots) is frozen
+    assert frozen.within(3).slots == 3
+    assert frozen.within(3).entries == 3 * len(LENGTHS)
+    assert frozen.within(0) == Frozen()
+
+
+def test_ranks_are_comparable_whatever_the_measure():
+    one = entries([4, 0, 0, 0, 0, 0])
+    for scale in (1e-6, 1e6):
+        made = replace(one, worth=torch.tensor([3.0, -1.0, 2.0, 2.0]) * scale).ranked()
+        assert made.worth.tolist() == [0.75, 0.0, 0.25, 0.5]
+
+
+def test_of_equal_worth_the_later_entries_stay():
+    one = of(replace(entries([4, 0, 0, 0, 0, 0]), worth=torch.zeros(4)))
+    assert one.best(2).entries.start.tolist() == one.entries.start[2:].tolist()
+
+
+def test_a_file_without_worths_is_read():
+    one = of(entries(LENGTHS))
+    state = {name: array for name, array in one.state().items() if name != "worth"}
+    again = RaggedSegment.load(state, LAYOUT, cos_sin, cpu)
+    assert torch.equal(again.entries.keys, one.entries.keys)
+    assert (again.entries.worth == 0).all()
 
 
 def test_bf16_stays_near_fp32():
@@ -211,7 +263,7 @@ def test_a_watcher_sees_raw_queries_and_their_log_sum_exp(new):
 def test_nbytes_is_what_is_allocated():
     made = entries(LENGTHS)
     total, dim = 17, LAYOUT.head_dim
-    plain = total * (2 * dim * 4 + 4 + 3 * 4) + 6 * 8
+    plain = total * (2 * dim * 4 + 4 + 3 * 4 + 4) + 6 * 8
     assert of(made, copy=False).nbytes == plain
     assert of(made).nbytes == plain + total * dim * 4
     assert of(made).slots == 3  # 17 / 6

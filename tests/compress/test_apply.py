@@ -69,7 +69,7 @@ def test_every_row_in_a_ragged_segment_answers_as_before(engine, models):
 
     class Everything(type(make_compressor("random"))):
         def compress(self, context, budget):
-            return take(context, torch.ones(context.shape, dtype=torch.bool))
+            return take(context, torch.ones(context.shape, dtype=torch.bool), torch.zeros(context.shape))
 
     want = answer(session)
     from tenure.compress import apply

@@ -254,7 +254,7 @@ def test_the_tree_of_all_operations_ends_in_the_tokens_themselves():
     assert (high - low == 1).all()
     assert int(forest.level.max()) <= 16
     logical = tokens.position + 100
-    made = prototypes(tokens, logical, low, high)
+    made = prototypes(tokens, logical, low, high, judges.sensitivity)
     assert torch.equal(made[1], tokens.keys)
     assert torch.equal(made[2], tokens.values)
     assert (made[3] == 0).all()
@@ -300,7 +300,7 @@ def test_values_lean_by_the_node_not_by_the_head():
     relevance[98:115] = 0.0
     tokens = replace(tokens, relevance=relevance)
     low, high = torch.tensor([0, 40, 98]), torch.tensor([40, 57, 115])
-    made = prototypes(tokens, tokens.position, low, high)[2]
+    made = prototypes(tokens, tokens.position, low, high, judges.sensitivity)[2]
     for row, (first, last) in enumerate([(0, 40), (40, 57), (98, 115)]):
         own, values = relevance[first:last], tokens.values[first:last]
         weight = own + 0.1 * own.mean() if bool(own.any()) else torch.ones(last - first)
@@ -340,7 +340,7 @@ def one_run(keys, values, position, relevance=None):
     tokens = Tokens(
         zeros, zeros, zeros == 1, position, keys, values, relevance, torch.zeros(n), torch.zeros(n, 1)
     )
-    made = prototypes(tokens, position, torch.tensor([0]), torch.tensor([n]))
+    made = prototypes(tokens, position, torch.tensor([0]), torch.tensor([n]), torch.ones(1))
     return assemble([made], 1, 1)
 
 

@@ -213,6 +213,28 @@ def test_a_budget_compresses_what_would_be_evicted_and_no_more(engine, policy):
     assert (kept == 1.0) == (policy == "auto"), "a system text is dear to it"
 
 
+@pytest.mark.parametrize(
+    ("method", "positions"), [("gracekv", "logical"), ("keydiff", "bounded"), ("snapkv", "compact")]
+)
+def test_what_was_said_first_fades_and_does_not_end(engine, method, positions):
+    """Past what fits, all that was ever compressed competes for the room, in one segment."""
+    session = engine.session(
+        budget=600, chunk=64, policy="recency", positions=positions, compress=method, compress_ratio=4
+    )
+    ages, text = [], "one two three four five six seven eight nine ten " * 3
+    for _ in range(24):
+        session.ask(text, max_tokens=3)
+        check_ledger(session)
+        frozen = session.memory.frozen
+        assert frozen.slots <= (600 - 4) // 2
+        ages.append(frozen.inside(0, 600))
+    assert len(session) > 3000
+    assert len(frozen.segments) <= 2
+    assert 0 < ages[-1] < max(ages) / 2
+    assert frozen.inside(1200, 1800) > 0
+    session.close()
+
+
 def test_what_cannot_be_compressed_is_told_once_and_left_to_eviction(engine, caplog):
     session = engine.session(budget=420, chunk=8, policy="recency", compress="kvzip")
     with caplog.at_level("INFO", logger="tenure.compress"):

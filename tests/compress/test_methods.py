@@ -7,7 +7,7 @@ import torch
 
 from tenure.compress import METHODS, make_compressor
 from tenure.compress.adakv import shared
-from tenure.compress.base import take
+from tenure.compress.base import standing, take
 from tenure.compress.expected import _mean_rotation
 from tenure.compress.twinkv import repair
 from tenure.errors import ConfigError
@@ -170,7 +170,7 @@ def test_a_choice_is_found_again(context):
 
     context, _ = context
     mask = torch.rand(context.shape) < 0.3
-    assert torch.equal(_mask(context, take(context, mask)), mask)
+    assert torch.equal(_mask(context, take(context, mask, mask)), mask)
 
 
 def test_wrong_options_are_named():
@@ -189,3 +189,14 @@ def test_wrong_options_are_named():
             make_compressor(name, options)
     with pytest.raises(ConfigError, match="no option"):
         make_compressor("kvzip", {"window": 1})
+
+
+def test_worth_keeps_each_heads_share():
+    score = torch.randn(2, 3, 20, generator=torch.Generator().manual_seed(0))
+    quota = torch.tensor([[8, 4, 12], [2, 16, 20]])
+    worth = standing(score, quota)
+    for layer in range(2):
+        for head in range(3):
+            kept = worth[layer, head] > 0.5
+            assert int(kept.sum()) == int(quota[layer, head]) // 2
+            assert score[layer, head][kept].min() >= score[layer, head][~kept].max()

@@ -8,7 +8,7 @@ what truncates it or gives it other positions makes a new one, and forks share w
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
@@ -33,6 +33,8 @@ class Entries:
         position: ``[N]`` int32 rotary positions.
         start: ``[N]`` int32 logical index of the first token that an entry stands for.
         stop: ``[N]`` int32, behind the last one.
+        worth: ``[N]`` fp32: where room is short, the least go first. A method gives it by a measure of its own; in a
+            segment it is the place among the entries of one making, see :meth:`ranked`.
     """
 
     lengths: Tensor
@@ -42,6 +44,7 @@ class Entries:
     position: Tensor
     start: Tensor
     stop: Tensor
+    worth: Tensor
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -51,6 +54,11 @@ class Entries:
         """``[N]`` number of each entry's head, ``layer * kv_heads + head``."""
         heads = self.lengths.flatten()
         return torch.repeat_interleave(torch.arange(len(heads), device=heads.device), heads)
+
+    def ranked(self) -> Entries:
+        """With the place of each as its worth, from 0 for the least to below 1: comparable whatever made them."""
+        place = self.worth.argsort(stable=True).argsort()
+        return replace(self, worth=place / max(1, len(self)))
 
     def keep(self, mask: Tensor) -> Entries:
         """The entries of a mask ``[N]``."""
@@ -63,7 +71,7 @@ class Entries:
     def check(self, layout: Layout) -> None:
         """Raise IntegrityError if the parts do not fit together or a model of this shape."""
         total = int(self.lengths.sum())
-        arrays = [self.keys, self.values, self.bias, self.position, self.start, self.stop]
+        arrays = [getattr(self, item.name) for item in fields(self) if item.name != "lengths"]
         if any(len(array) != total for array in arrays):
             raise IntegrityError(f"{total} entries, arrays of {[len(array) for array in arrays]}")
         owner = self.owner
@@ -80,6 +88,7 @@ class Entries:
             "an entry stands for no token": bool((self.stop > self.start).all()),
             "entries of a head are not in logical order": bool((self.start.diff()[inside] >= 0).all()),
             "a key or value is not finite": bool(self.keys.isfinite().all() and self.values.isfinite().all()),
+            "a worth is no number": not bool(self.worth.isnan().any()),
         }
         broken = [text for text, holds in checks.items() if not holds]
         if broken:
@@ -142,7 +151,7 @@ class RaggedSegment:
 
     @property
     def nbytes(self) -> int:
-        """Bytes allocated: keys, values, the rotated copy, multiplicities and positions."""
+        """Bytes allocated: keys, values, the rotated copy, and what is known of each entry."""
         arrays = [getattr(self.entries, item.name) for item in fields(self.entries)]
         arrays += [] if self.rotated is None else [self.rotated]
         return sum(int(array.nbytes) for array in arrays)
@@ -201,6 +210,33 @@ class RaggedSegment:
         rotated = None if self.rotated is None else self.rotated[mask].contiguous()
         return RaggedSegment(self.entries.keep(mask), rotated, self.cos_sin, self.kernels)
 
+    @classmethod
+    def joined(cls, segments: Sequence[RaggedSegment]) -> RaggedSegment:
+        """All entries of some segments of one session in one, head by head in logical order."""
+        if len(segments) == 1:
+            return segments[0]
+        parts = [one.entries for one in segments]
+        owner, start = torch.cat([one.owner for one in parts]), torch.cat([one.start for one in parts])
+        order = (owner * (int(start.max()) + 1) + start).argsort(stable=True)
+
+        def of(name: str) -> Tensor:
+            return torch.cat([getattr(one, name) for one in parts])[order]
+
+        lengths = torch.stack([one.lengths for one in parts]).sum(0)
+        entries = Entries(
+            lengths, **{item.name: of(item.name) for item in fields(Entries) if item.name != "lengths"}
+        )
+        copies = [one.rotated for one in segments if one.rotated is not None]
+        rotated = torch.cat(copies)[order] if len(copies) == len(segments) else None
+        return cls(entries, rotated, segments[0].cos_sin, segments[0].kernels)
+
+    def best(self, count: int) -> RaggedSegment | None:
+        """The ``count`` entries of most worth, ties to the later ones; None if that is none of them."""
+        order = self.entries.worth.flip(0).sort(descending=True, stable=True).indices[:count]
+        mask = torch.zeros(len(self.entries), dtype=torch.bool, device=order.device)
+        mask[len(mask) - 1 - order] = True
+        return self.where(mask)
+
     def before(self, length: int) -> RaggedSegment | None:
         """What stands for tokens before logical index ``length`` alone; None if nothing does."""
         return self.where(self.entries.stop <= length)
@@ -235,6 +271,8 @@ class RaggedSegment:
         Raises:
             IntegrityError: a part is missing, or does not fit the others or the model.
         """
+        if "bias" in state:  # files of before entries had a worth
+            state = {"worth": torch.zeros_like(state["bias"]), **state}
         if missing := {item.name for item in fields(Entries)} - set(state):
             raise IntegrityError(f"a compressed segment lacks {sorted(missing)[0]}")
         entries = Entries(**{item.name: state[item.name].to(layout.device) for item in fields(Entries)})

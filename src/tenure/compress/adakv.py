@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tenure.cache.ragged import Entries
-from tenure.compress.base import Context, best, spread, take, top
+from tenure.compress.base import Context, best, spread, standing, take, top
 from tenure.compress.snapkv import SnapKV
 from tenure.errors import ConfigError
 
@@ -35,7 +35,9 @@ class AdaKV(SnapKV):
 
     def compress(self, context: Context, budget: int) -> Entries:
         """See :class:`~tenure.compress.base.Compressor`."""
-        return take(context, shared(context, self.score(context), budget, self.safe))
+        score = self.score(context)
+        mask = shared(context, score, budget, self.safe)
+        return take(context, mask, standing(score, mask.sum(-1)))
 
 
 def shared(context: Context, score: Tensor, budget: int, safe: float) -> Tensor:

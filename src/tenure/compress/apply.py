@@ -152,7 +152,7 @@ def compress(
         return report(0, {})
     _check_room(memory, -(-entries // heads))
     context = _context(session, mask, question, delayed, SessionReader(engine, memory, room))
-    made = compressor.compress(context, entries)
+    made = compressor.compress(context, entries).ranked()
     _verify(made, memory, entries)
     segment = RaggedSegment.of(made, memory.angles, memory.device.kernels, copy=memory.device.copy)
     rows = torch.arange(memory.ledger.rows, device=mask.device).expand_as(mask)

@@ -121,7 +121,8 @@ class Scorer(Compressor):
     def compress(self, context: Context, budget: int) -> Entries:
         """See :class:`Compressor`."""
         score = self.score(context)
-        return take(context, best(score, self.quota(context, score, budget)))
+        quota = self.quota(context, score, budget)
+        return take(context, best(score, quota), standing(score, quota))
 
 
 def spread(weight: Tensor, budget: int, most: int) -> Tensor:
@@ -173,8 +174,23 @@ def top(score: Tensor, budget: int) -> Tensor:
     return mask.view(score.shape)
 
 
-def take(context: Context, mask: Tensor) -> Entries:
-    """The tokens of a mask ``[L, G, T]`` as they are: same keys and values, no multiplicity."""
+def standing(score: Tensor, quota: Tensor) -> Tensor:
+    """Worth of tokens by their place within their head's quota, ``[L, G, T]``: 1 for the first, 0 behind the last.
+
+    Whatever share of the tokens of most worth is kept, each head keeps that share of its own.
+    """
+    place = score.sort(dim=-1, descending=True, stable=True).indices.argsort(-1)
+    return 1 - place / quota[..., None].clamp(min=1).to(score.device)
+
+
+def take(context: Context, mask: Tensor, worth: Tensor) -> Entries:
+    """The tokens of a mask ``[L, G, T]`` as they are: same keys and values, no multiplicity.
+
+    Args:
+        context: of the tokens.
+        mask: which.
+        worth: ``[L, G, T]``, see :class:`~tenure.cache.ragged.Entries`.
+    """
 
     def of(array: Tensor) -> Tensor:
         return array[:, None].expand(context.shape)[mask].to(torch.int32)
@@ -188,4 +204,5 @@ def take(context: Context, mask: Tensor) -> Entries:
         position=of(context.position),
         start=start,
         stop=start + 1,
+        worth=worth[mask].float(),
     )

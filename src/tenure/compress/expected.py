@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tenure.cache.ragged import Entries
 from tenure.compress.adakv import shared
-from tenure.compress.base import Context, Scorer, take
+from tenure.compress.base import Context, Scorer, standing, take
 from tenure.errors import ConfigError
 
 
@@ -77,7 +77,9 @@ class AdaExpectedAttention(ExpectedAttention):
 
     def compress(self, context: Context, budget: int) -> Entries:
         """See :class:`~tenure.compress.base.Compressor`."""
-        return take(context, shared(context, self.score(context), budget, self.safe))
+        score = self.score(context)
+        mask = shared(context, score, budget, self.safe)
+        return take(context, mask, standing(score, mask.sum(-1)))
 
 
 def _mean_rotation(cos: Tensor, sin: Tensor, width: int) -> Tensor:

@@ -53,4 +53,5 @@ class KVzip(Scorer):
 
     def compress(self, context: Context, budget: int) -> Entries:
         """See :class:`~tenure.compress.base.Compressor`."""
-        return take(context, top(self.score(context), budget))
+        score = self.score(context)
+        return take(context, top(score, budget), score)

@@ -135,10 +135,8 @@ class Late:
         return max(0, budget - needed(memory)) // 2
 
     def _make_room(self, memory: Memory, most: int | None) -> None:
-        """The oldest segments go first."""
-        frozen = memory.frozen
-        while most is not None and frozen.slots > most:
-            frozen = replace(frozen, segments=frozen.segments[1:])
+        """All that was ever compressed competes for the room; of every time the least worth go (our choice)."""
+        frozen = memory.frozen if most is None else memory.frozen.within(most)
         if frozen is not memory.frozen:
             memory.freeze(frozen)
 

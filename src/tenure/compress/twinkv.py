@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from tenure.cache.ragged import Entries
-from tenure.compress.base import Compressor, Context, Scorer, take
+from tenure.compress.base import Compressor, Context, Scorer, standing, take
 from tenure.errors import ConfigError
 
 _BLOCK = 512
@@ -72,7 +72,7 @@ class TwinKV(Compressor):
             for head in range(heads):
                 keys = normalize(context.keys[layer, head].float(), dim=-1)
                 repair(kept[layer, head], score[layer, head], keys, self.near, self.share)
-        return take(context, kept)
+        return take(context, kept, standing(score, kept.sum(-1)))
 
 
 def _mask(context: Context, made: Entries) -> Tensor:

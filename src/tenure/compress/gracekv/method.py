@@ -131,7 +131,7 @@ class GraceKV(Compressor):
         flow = evidence.flow
         value = flow.relevance * flow.sensitivity[..., None]
         if not self.trees:
-            return take(context, self._best(value, budget))
+            return take(context, self._best(value, budget), value)
         singles = torch.zeros_like(value, dtype=torch.bool)
         kept = int(self.floor * budget)
         if kept:
@@ -146,9 +146,9 @@ class GraceKV(Compressor):
             done, short = self._auction(forest, tokens, context, budget - kept)
         with _timed(context, "pack"):
             low, high = frontier(forest, done, short)
-            parts = [prototypes(tokens, logical, low, high)]
+            parts = [prototypes(tokens, logical, low, high, flow.sensitivity.flatten())]
             if kept:
-                parts.append(_single(context, singles))
+                parts.append(_single(context, singles, value))
             return assemble(parts, *context.shape[:2])
 
     def _slots(self, context: Context) -> tuple[Tensor, Tensor]:
@@ -247,9 +247,9 @@ def _judges(context: Context, flow: Flow, tokens: Tokens) -> Judges:
     )
 
 
-def _single(context: Context, mask: Tensor) -> tuple[Tensor, ...]:
-    made = take(context, mask)
-    return made.owner, made.keys, made.values, made.bias, made.position, made.start, made.stop
+def _single(context: Context, mask: Tensor, worth: Tensor) -> tuple[Tensor, ...]:
+    made = take(context, mask, worth)
+    return made.owner, made.keys, made.values, made.bias, made.position, made.start, made.stop, made.worth
 
 
 @contextmanager

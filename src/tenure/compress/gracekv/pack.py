@@ -33,8 +33,12 @@ def frontier(forest: Forest, done: Tensor, short: int = 0) -> tuple[Tensor, Tens
     return low[order], high[order]
 
 
-def prototypes(tokens: Tokens, logical: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, ...]:
-    """Entries of nodes: pair, raw key, value, log-multiplicity, position, start and stop.
+def prototypes(
+    tokens: Tokens, logical: Tensor, low: Tensor, high: Tensor, sensitivity: Tensor
+) -> tuple[Tensor, ...]:
+    """Entries of nodes: pair, raw key, value, log-multiplicity, position, start, stop and worth.
+
+    Worth is the relevance that a node stands for, times the sensitivity of its head (our choice).
 
     Sums are taken token by token in fp32, not from differences of prefix sums; a node of one token is that token to the
     bit.
@@ -44,6 +48,7 @@ def prototypes(tokens: Tokens, logical: Tensor, low: Tensor, high: Tensor) -> tu
         logical: ``[N]`` logical indices of the tokens.
         low: ``[n]`` first tokens, ascending; nodes do not overlap.
         high: ``[n]``.
+        sensitivity: ``[pairs]`` of the heads.
     """
     count = high - low
     owner = torch.repeat_interleave(torch.arange(len(low), device=low.device), count)
@@ -57,19 +62,23 @@ def prototypes(tokens: Tokens, logical: Tensor, low: Tensor, high: Tensor) -> tu
         return x.new_zeros(len(low), *x.shape[1:]).index_add_(0, owner, x)
 
     key = summed(keys) / size[:, None]
-    value = blend(summed(relevance * values), summed(relevance), summed(values) / size[:, None])
+    mass = summed(relevance)
+    value = blend(summed(relevance * values), mass, summed(values) / size[:, None])
     bias = multiplicity(key, summed(keys.norm(dim=1)) / size, size).log()
     place = (summed(tokens.position[index].double()) / size).round().int()
     key, value = key.to(tokens.keys.dtype), value.to(tokens.values.dtype)
     single = count == 1
     key[single], value[single] = tokens.keys[low[single]], tokens.values[low[single]]
     bias[single] = 0.0
-    return tokens.pair[low], key, value, bias, place, logical[low].int(), logical[high - 1].int() + 1
+    pair = tokens.pair[low]
+    worth = mass[:, 0] * sensitivity[pair]
+    return pair, key, value, bias, place, logical[low].int(), logical[high - 1].int() + 1, worth
 
 
 def assemble(parts: list[tuple[Tensor, ...]], layers: int, heads: int) -> Entries:
     """Entries of several makers in one, head by head in logical order."""
-    pair, key, value, bias, place, start, stop = (torch.cat(one) for one in zip(*parts, strict=True))
+    pair, *arrays = (torch.cat(one) for one in zip(*parts, strict=True))
+    start = arrays[4]
     order = (pair.long() * (int(start.max()) + 1) + start).argsort(stable=True)
     lengths = torch.bincount(pair, minlength=layers * heads).view(layers, heads)
-    return Entries(lengths, key[order], value[order], bias[order], place[order], start[order], stop[order])
+    return Entries(lengths, *(array[order] for array in arrays))
