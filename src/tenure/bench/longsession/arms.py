@@ -85,6 +85,11 @@ _ALL = (
     _session("bounded", "attention scores decide, positions stay bounded", "h2o", "bounded"),
     _session("pace", "the plan decides, positions stay bounded", "foresight", "bounded", told="plan"),
     _session("auto", "pins, then the plan, then regions and attention", "auto", "bounded", told="plan"),
+    Arm(
+        "compressed",
+        "no plan: old turns are compressed, positions stay bounded",
+        {"policy": "auto", "positions": "bounded", "compress": "gracekv", "compress_ratio": 8.0},
+    ),
     # Reads plans and fetches nothing, so it has no archive.
     replace(_pace("pace-explicit", "the agent writes its plan into a message", "explicit", "text"), host=0),
     _pace("pace-online", "no plan: names that came before say what a turn reads", "online", "nothing"),
