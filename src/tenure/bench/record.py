@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import torch
 
+from tenure.files import replace_file
 from tenure.kernels.build import capabilities
 
 
@@ -66,8 +67,10 @@ def origin() -> dict[str, Any]:
 
 
 def write(path: Path, record: dict[str, Any]) -> None:
-    """Write a record as JSON, whole or not at all."""
+    """Write a record as JSON, whole or not at all, whoever else writes it at the same time."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    part.replace(path)
+
+    def written(part: Path) -> None:
+        part.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+    replace_file(path, written)

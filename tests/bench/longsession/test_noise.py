@@ -121,14 +121,12 @@ def test_noise_of_two_kinds_is_not_mixed(tmp_path):
     Store(tmp_path / "run", of_edges).write(0, {"pace": {}}, separate=False)
     with pytest.raises(ConfigError, match="noise_version"):
         Store(tmp_path / "run", settings.config)
-    assert settings.checkpoint(0) != SETTINGS.checkpoint(0)
 
 
 def test_right_plans_have_no_version_of_noise(task):
     """What was stored before there was one can be resumed."""
     assert told_plan(task, SETTINGS) == task.plan()
     assert "noise_version" not in SETTINGS.config
-    assert SETTINGS.checkpoint(7) == ".checkpoint-0007"
     assert damage(task.plan(), task.plan()) == {"spans": list(read(task.plan())), "spoilt": [], "lost": []}
 
 

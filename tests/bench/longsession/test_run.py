@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import resource
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -139,8 +141,8 @@ def test_a_session_goes_on_from_its_checkpoint(engine, task, tmp_path, monkeypat
             raise StoppedError
 
     with pytest.raises(StoppedError):
-        play(killed, stop, separate=False, checkpoint=Checkpoint(tmp_path / "point"))
-    place = Checkpoint(tmp_path / "point")
+        play(killed, stop, separate=False, checkpoint=Checkpoint(tmp_path / "point", {}))
+    place = Checkpoint(tmp_path / "point", {})
     assert [path.name for path in place.folder.glob("turn-*")] == ["turn-000004"]
     other = players(engine, task, "pace")
     assert place.load(other) == 0
@@ -152,16 +154,107 @@ def test_a_session_goes_on_from_its_checkpoint(engine, task, tmp_path, monkeypat
     assert not place.folder.exists()
 
 
-def test_a_damaged_checkpoint_costs_only_time(engine, task, tmp_path, monkeypatch):
-    monkeypatch.setattr("tenure.bench.longsession.checkpoint.EVERY", 0.0)
-    first, second = players(engine, task, "pace"), players(engine, task, "pace")
-    place = Checkpoint(tmp_path)
-    first[0].read(0)
-    engine.drain([first[0].session])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("turn-000001/pace.safetensors", b"broken"),
+        ("turn-000001/pace.safetensors", None),
+        ("latest.json", b""),
+        ("latest.json", b"[1]"),
+        ("latest.json", b'{"turns": 1}'),
+    ],
+)
+def test_a_damaged_checkpoint_costs_only_time(engine, task, tmp_path, name, content):
+    first, second = players(engine, task, "h2o,pace"), players(engine, task, "h2o,pace")
+    place = Checkpoint(tmp_path, {})
+    for player in first:
+        player.read(0)
+    engine.drain([player.session for player in first])
     place.save(first, 1)
-    (tmp_path / "turn-000001" / "pace.safetensors").write_bytes(b"broken")
+    (tmp_path / name).unlink() if content is None else (tmp_path / name).write_bytes(content)
     assert place.load(second) == 0
-    assert len(second[0].session) == 0
+    assert [len(player.session) for player in second] == [0, 0]
+
+
+def test_a_checkpoint_of_other_options_is_not_gone_on_from(engine, tmp_path, monkeypatch):
+    """A run that was stopped before its first session was stored, and is resumed with another limit."""
+    quick(monkeypatch)
+    monkeypatch.setattr("tenure.bench.longsession.checkpoint.EVERY", 0.0)
+
+    def go(settings, note) -> None:
+        store = Store(tmp_path / "run", settings.config)
+        run(engine, settings, store, arms=chosen("pace"), seeds=[0], resume=True, separate=False, note=note)
+
+    def stop(text: str, last: int) -> None:
+        notes.append(text)
+        if f"turn {last} of" in text:
+            raise StoppedError
+
+    notes: list[str] = []
+    for last in (3, 4):
+        with pytest.raises(StoppedError):
+            go(SETTINGS, partial(stop, last=last))
+    assert [text.split(": ")[1][:6] for text in notes] == [
+        "buildi",
+        "turn 1",
+        "turn 2",
+        "turn 3",
+        "buildi",
+        "turn 4",
+    ]
+    notes.clear()
+    go(replace(SETTINGS, limit=3000), notes.append)
+    assert any("turn 1 of" in text for text in notes)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["seed-0000.pace.json"]
+
+
+def test_arms_of_one_session_can_be_played_at_the_same_time(tmp_path):
+    store = Store(tmp_path / "run", SETTINGS.config)
+    with (
+        Checkpoint(store.checkpoint(0, ["pace"]), {}),
+        Checkpoint(store.checkpoint(0, ["none"]), {}) as other,
+        Checkpoint(store.checkpoint(1, ["pace"]), {}),
+    ):
+        other.remove()
+        with (
+            pytest.raises(ConfigError, match="another process"),
+            Checkpoint(store.checkpoint(0, ["pace"]), {}),
+        ):
+            pass
+    with Checkpoint(store.checkpoint(0, ["pace"]), {}) as again:
+        again.remove()
+
+
+def test_a_full_disk_ends_no_session(engine, task, tmp_path, monkeypatch):
+    """Files may grow to a few bytes; the checkpoint before stays."""
+    monkeypatch.setattr("tenure.bench.longsession.checkpoint.EVERY", 0.0)
+    (player,) = players(engine, task, "pace")
+    place = Checkpoint(tmp_path / "point", {})
+    notes: list[str] = []
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def note(text: str) -> None:
+        notes.append(text)
+        if text.startswith("turn 1 "):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+
+    try:
+        play([player], note, separate=False, checkpoint=place)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(player.answers) == 3
+    assert any(text.startswith("no checkpoint: ") for text in notes)
+    assert [path.name for path in place.folder.glob("turn-*")] == ["turn-000001"]
+    assert place.load(players(engine, task, "pace")) == 1
+
+
+def test_a_damaged_session_is_named(tmp_path):
+    store = Store(tmp_path / "run", SETTINGS.config)
+    path = store.write(0, {"pace": {}}, separate=False)
+    for content in ("{", "[]", "{}"):
+        path.write_text(content)
+        with pytest.raises(ConfigError, match=r"seed-0000\.pace\.json"):
+            Store(tmp_path / "run", SETTINGS.config)
 
 
 def test_retrieval_needs_no_plan(engine, task, monkeypatch):

@@ -13,6 +13,7 @@ from tenure.bench.longsession.score import Answer, State, measure
 from tenure.bench.longsession.task import Probe, Task
 from tenure.bench.longsession.truncate import newest
 from tenure.config import SessionConfig
+from tenure.errors import TenureError
 from tenure.plan import Plan, Step
 from tenure.planners.keys import KeyArchive
 from tenure.sampling import SamplingOptions
@@ -155,7 +156,10 @@ def play(
         for group in turned:
             _read(group, number)
         if checkpoint is not None and checkpoint.due(players):
-            checkpoint.save(players, number + 1)
+            try:
+                checkpoint.save(players, number + 1)
+            except (TenureError, OSError) as error:  # a full disk; hours may have been played
+                note(f"no checkpoint: {error}")
         note(f"turn {number + 1:,} of {turns:,}, {max(len(player.session) for player in players):,} tokens")
     for player in players:
         player.weigh()

@@ -71,11 +71,6 @@ class Settings:
         noise = "" if self.noise == "none" else f"-{self.noise}{self.noise_rate:g}"
         return f"{model}-{self.tokens}{at}-b{self.budget}{noise}"
 
-    def checkpoint(self, seed: int) -> str:
-        """Name of the folder for a session's checkpoints. Those of noise of another version are not gone on from."""
-        noise = "" if self.noise == "none" else f"-noise-{NOISE_VERSION}"
-        return f".checkpoint-{seed:04d}{noise}"
-
 
 def run(
     engine: Engine,
@@ -109,15 +104,17 @@ def run(
                 note(f"session {count} of {len(seeds)} (seed {seed}): {text}")
 
             tell("building")
-            checkpoint = Checkpoint(store.folder / settings.checkpoint(seed))
-            if not resume:
+            with Checkpoint(
+                store.checkpoint(seed, [arm.name for arm in left]), settings.config
+            ) as checkpoint:
+                if not resume:
+                    checkpoint.forget()
+                players = _players(engine, settings, left, seed)
+                play(players, tell, separate=separate, checkpoint=checkpoint)
+                shared = 1 if separate else len(players)
+                found = {player.arm.name: _result(player, shared, settings) for player in players}
+                store.write(seed, found, separate=separate)
                 checkpoint.remove()
-            players = _players(engine, settings, left, seed)
-            play(players, tell, separate=separate, checkpoint=checkpoint)
-            shared = 1 if separate else len(players)
-            found = {player.arm.name: _result(player, shared, settings) for player in players}
-            store.write(seed, found, separate=separate)
-            checkpoint.remove()
     return summarise(store.load())
 
 
@@ -159,6 +156,25 @@ def check_noise(settings: Settings) -> None:
             f"{settings.noise_rate} does not go with noise {settings.noise!r}",
             option="noise-rate",
             way_out="Give a share up to 1 together with a kind of noise",
+        )
+
+
+def check_lengths(settings: Settings) -> None:
+    """Refuse lengths that no session can have, before a model is loaded.
+
+    Raises:
+        ConfigError: no tokens, or a distance that is no part of them.
+    """
+    tokens, distance = settings.tokens, settings.distance
+    if tokens < 1:
+        raise ConfigError(
+            f"{tokens} tokens are no session", option="tokens", way_out="Give 50000, for example"
+        )
+    if distance is not None and not 0 < distance < tokens:
+        raise ConfigError(
+            f"{distance:,} of {tokens:,} tokens cannot lie behind the definitions",
+            option="distance",
+            way_out="Give a part of --tokens",
         )
 
 

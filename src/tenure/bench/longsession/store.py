@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ class Store:
         config: of the run, plain values.
 
     Raises:
-        ConfigError: the folder holds sessions of another config.
+        ConfigError: the folder holds sessions of another config, or a file that is none.
     """
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
@@ -38,10 +39,7 @@ class Store:
 
     def _sessions(self) -> list[tuple[Path, dict[str, Any]]]:
         """Every file, without arms of an older version."""
-        return [
-            (path, _current(json.loads(path.read_text(encoding="utf-8"))))
-            for path in sorted(self.folder.glob("seed-*.json"))
-        ]
+        return [(path, _current(_read(path))) for path in sorted(self.folder.glob("seed-*.json"))]
 
     def done(self, seed: int) -> set[str]:
         """Arms that this seed has a result of."""
@@ -57,14 +55,34 @@ class Store:
             "separate": separate,
             "arms": arms,
         }
-        path = self.folder / f"seed-{seed:04d}.{'+'.join(arms)}.json"
+        path = self.folder / f"seed-{_stem(seed, arms)}.json"
         record.write(path, entry)
         return path
+
+    def checkpoint(self, seed: int, arms: Iterable[str]) -> Path:
+        """Folder for the checkpoints of these arms of a session: others may be played at the same time."""
+        return self.folder / f".checkpoint-{_stem(seed, arms)}"
 
     def load(self) -> list[dict[str, Any]]:
         """All sessions, by seed; of an arm that was played twice, the newest result counts."""
         found = [session for _, session in self._sessions() if session["arms"]]
         return sorted(found, key=lambda session: (session["seed"], session["date"]))
+
+
+def _stem(seed: int, arms: Iterable[str]) -> str:
+    return f"{seed:04d}.{'+'.join(arms)}"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        found, cause = None, f"not JSON: {error}"
+    else:
+        cause = "no stored session"
+    if not isinstance(found, dict) or not {"config", "seed", "arms", "date"} <= set(found):
+        raise ConfigError(cause, option=str(path), way_out="Remove it, and its session is played anew")
+    return found
 
 
 def _current(session: dict[str, Any]) -> dict[str, Any]:
