@@ -81,6 +81,27 @@ def test_variants_are_checked():
         Settings(model="tiny", families=("poems",))
 
 
+def test_a_context_has_room_for_what_is_hidden():
+    with pytest.raises(ConfigError, match="'twohop' needs a context of"):
+        make("twohop", 0, 50, words)
+
+
+def test_other_files_are_not_gone_on_from(tmp_path):
+    """Damaged ones, and those of another dtype: no model is needed to tell."""
+    settings = Settings(model="tiny", tokens=(160,), families=("single",), methods=("snapkv",), ratios=(2.0,))
+    path = tmp_path / "single-160-0000.json"
+    config = {"task_version": 1, "model": "tiny", "dtype": "fp32", "device": "cpu"}
+    path.write_text(json.dumps({"config": config, "cells": []}))
+    with pytest.raises(ConfigError, match="another dtype"):
+        run(None, settings, tmp_path, range(1), resume=True)
+    for content in ("{", "[]", "{}"):
+        path.write_text(content)
+        with pytest.raises(ConfigError, match=r"single-160-0000\.json"):
+            run(None, settings, tmp_path, range(1), resume=True)
+        with pytest.raises(ConfigError, match=r"single-160-0000\.json"):
+            summary(tmp_path)
+
+
 def test_a_run_is_resumed_and_summed_up(engines, tmp_path, monkeypatch):
     engine = chat_engine(engines)
     settings = Settings(
@@ -129,6 +150,17 @@ def test_a_run_is_resumed_and_summed_up(engines, tmp_path, monkeypatch):
     assert ratios == {(mode, ratio) for mode in ("agnostic", "aware") for ratio in (2.0, 8.0)} | {
         ("agnostic", 4.0)
     }
+
+
+def test_only_the_same_prompts_are_ranked():
+    def cell(method, score, n):
+        place = {"mode": "aware", "family": "single", "tokens": 1, "ratio": 2.0}
+        return {"method": method, "score": score, "n": n, **place}
+
+    cells = [cell("gracekv", 0.5, 8), cell("kvzip", 0.4, 8), cell("kvpress-kvzip", 1.0, 3)]
+    found = ranks(cells)
+    assert (found["cells"], found["first"], found["lost"]) == (1, 1, [])
+    assert ranks([cells[0], cells[2]])["cells"] == 0
 
 
 def test_ranks_share_ties_and_leave_out_cells_that_rank_nobody():

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tenure.bench.longsession.command import longsession
-from tenure.bench.options import AsJson, Device, Dtype, Model, Record
+from tenure.bench.options import AsJson, Device, Dtype, Model, Record, numbers
 from tenure.bench.regions_command import regions
 from tenure.bench.ruler.command import FAMILIES, LENGTHS, MODES, RATIOS, ruler
 
@@ -84,11 +84,11 @@ def peers(
     context: typer.Context,
     model: Model = "smollm2-135m",
     names: Annotated[str, typer.Option("--peers", help="Which, separated by commas.")] = _PEERS,
-    turns: Annotated[int, typer.Option(help="Turns of the session.")] = 50,
-    tokens: Annotated[int, typer.Option(help="New tokens a turn.")] = 2000,
-    write: Annotated[int, typer.Option(help="Tokens written a turn.")] = 100,
+    turns: Annotated[int, typer.Option(min=1, help="Turns of the session.")] = 50,
+    tokens: Annotated[int, typer.Option(min=1, help="New tokens a turn.")] = 2000,
+    write: Annotated[int, typer.Option(min=2, help="Tokens written a turn.")] = 100,
     budget: Annotated[int, typer.Option(help="Slots of Tenure's session.")] = 2048,
-    threads: Annotated[int, typer.Option(help="Threads of each peer.")] = 2,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each peer.")] = 2,
     minutes: Annotated[
         float | None,
         typer.Option(help="A peer whose turns took as long in sum answers and leaves.", show_default=False),
@@ -130,7 +130,7 @@ def peers_ruler(
     seeds: Annotated[int, typer.Option(min=1, help="Prompts of each family and length.")] = 5,
     resume: Annotated[bool, typer.Option("--resume", help="Leave prompts alone that are done.")] = False,
     results: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("results/ruler"),
-    threads: Annotated[int, typer.Option(help="CPU threads.")] = 2,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 2,
 ) -> None:
     """The prompts of `tenure bench ruler` under NVIDIA's kvpress, in an environment of its own."""
     from tenure.bench.ruler import peers as bench
@@ -139,10 +139,10 @@ def peers_ruler(
         found = bench.run(
             model,
             results,
-            tokens=[int(one) for one in tokens.split(",")],
+            tokens=numbers(tokens, "tokens", int),
             families=[one for one in families.split(",") if one != "continuation"],
             presses=None if presses is None else presses.split(","),
-            ratios=[float(one) for one in ratios.split(",")],
+            ratios=numbers(ratios, "ratios", float),
             modes=modes.split(","),
             seeds=range(seeds),
             threads=threads,
@@ -155,7 +155,7 @@ def peers_ruler(
 @app.command()
 def weights(
     model: Model = "qwen2.5-coder-0.5b",
-    tokens: Annotated[int, typer.Option(help="Length of the text.")] = 1024,
+    tokens: Annotated[int, typer.Option(min=4, help="Length of the text.")] = 1024,
     record: Record = None,
     as_json: AsJson = False,
 ) -> None:
@@ -180,12 +180,8 @@ def window(
 ) -> None:
     """What scores lose by counting only the last queries of a chunk: kept sets, facts and time against all."""
     from tenure.bench import window as bench
-    from tenure.errors import ConfigError
 
-    try:
-        wanted = [int(part) for part in windows.split(",")]
-    except ValueError as error:
-        raise ConfigError(f"{windows!r} is no list of numbers", option="windows") from error
+    wanted = list(numbers(windows, "windows", int))
     options = {"tokens": tokens, "budget": budget, "chunk": chunk, "seed": seed}
     with Console(stderr=True).status("loading") as status:
         result = bench.run(model, windows=wanted, **options, note=status.update)
@@ -213,7 +209,9 @@ def profile(
 
 @app.command()
 def tiers(
-    tokens: Annotated[int, typer.Option(help="Length of the span; its shape is that of the 0.5b.")] = 1024,
+    tokens: Annotated[
+        int, typer.Option(min=1, help="Length of the span; its shape is that of the 0.5b.")
+    ] = 1024,
     repeats: Annotated[int, typer.Option(min=3, help="Interleaved runs; medians are reported.")] = 15,
     decode_ms: Annotated[
         float, typer.Option(help="Length of the turn that hides the reading ahead.")
@@ -250,11 +248,13 @@ def serve(
     model: Model = "smollm2-135m",
     budget: Annotated[int, typer.Option(help="Slots of a session.")] = 2048,
     chunk: Annotated[int, typer.Option(help="Tokens of a forward at most.")] = 2048,
-    sessions: Annotated[int, typer.Option(help="Sessions at once, against one.")] = 8,
-    decode: Annotated[int, typer.Option(help="Tokens of a stream.")] = 128,
-    prefill: Annotated[int, typer.Option(help="Tokens of the prompt that is read beside a stream.")] = 8_000,
+    sessions: Annotated[int, typer.Option(min=2, help="Sessions at once, against one.")] = 8,
+    decode: Annotated[int, typer.Option(min=2, help="Tokens of a stream.")] = 128,
+    prefill: Annotated[
+        int, typer.Option(min=1, help="Tokens of the prompt that is read beside a stream.")
+    ] = 8_000,
     tokens: Annotated[int, typer.Option(help="Length of the long session.")] = 30_000,
-    result: Annotated[int, typer.Option(help="Tokens of a tool's result in it.")] = 300,
+    result: Annotated[int, typer.Option(min=1, help="Tokens of a tool's result in it.")] = 300,
     repeats: Annotated[int, typer.Option(help="Long sessions, one after the other.", min=1)] = 3,
     parts: Annotated[
         str, typer.Option(help="Which measurements, separated by commas.")
@@ -278,9 +278,11 @@ def serve(
         repeats=repeats,
         dtype=dtype,
     )
+    wanted = tuple(part.strip() for part in parts.split(","))
+    bench.check(config, wanted)
     console = Console(stderr=True)
     with console.status("loading") as status:
-        got = bench.run(config, status.update, tuple(part.strip() for part in parts.split(",")))
+        got = bench.run(config, status.update, wanted)
     _finish("serve", bench.config_json(config), got, record, as_json)
 
 
@@ -301,15 +303,17 @@ def _finish(
     name: str, config: dict[str, Any], result: dict[str, Any], record: Path | None, as_json: bool
 ) -> None:
     from tenure.bench import record as records
+    from tenure.commands.places import writing
 
-    if record is not None:
-        records.write(record, records.envelope(name, config, result))
     if not as_json:
         table = Table("what", "value", title=f"tenure bench {name}")
         for key, value in _flat(result):
             table.add_row(key, f"{value:,.4g}" if isinstance(value, float) else str(value))
         Console().print(table)
     typer.echo(json.dumps(result))
+    if record is not None:  # what cannot be written is on the terminal at least
+        with writing("record"):
+            records.write(record, records.envelope(name, config, result))
 
 
 def _flat(result: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -138,9 +138,29 @@ def _serving(bench: ServeBench) -> Iterator[_Live]:
         thread.join()
 
 
-def run(
-    bench: ServeBench, report: Callable[[str], None], parts: tuple[str, ...] = ("decode", "steady", "long")
-) -> dict[str, Any]:
+PARTS = ("decode", "steady", "long")
+_TURN = 128
+"""More than a turn of the long session has beside its tool's result."""
+
+
+def check(bench: ServeBench, parts: tuple[str, ...]) -> None:
+    """Refuse what cannot be measured, before a server is started.
+
+    Raises:
+        ConfigError: an unknown part, or a long session that has hardly a turn past its budget.
+    """
+    if unknown := [part for part in parts if part not in PARTS]:
+        raise ConfigError(f"{unknown[0]!r} is not known", option="parts", way_out="Known: " + ",".join(PARTS))
+    least = bench.budget + 2 * (bench.result + _TURN)
+    if "long" in parts and bench.tokens < least:
+        raise ConfigError(
+            f"{bench.tokens:,} tokens have no two turns past a budget of {bench.budget:,}",
+            option="tokens",
+            way_out=f"Give {least:,} or more, or a smaller budget",
+        )
+
+
+def run(bench: ServeBench, report: Callable[[str], None], parts: tuple[str, ...] = PARTS) -> dict[str, Any]:
     """Measure; see the module."""
     result: dict[str, Any] = {}
     with _serving(bench) as live, live.client() as http:

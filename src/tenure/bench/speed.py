@@ -60,6 +60,7 @@ class SpeedConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        EngineConfig(dtype=self.dtype, device=self.device, weights=self.weights)  # checks them
         if self.policies and (unknown := set(self.policies) - set(_evicting())):
             raise ConfigError(
                 f"{sorted(unknown)[0]!r} is not known",

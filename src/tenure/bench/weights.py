@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from tenure.engine import Engine
+from tenure.errors import ConfigError
 
 _CHUNK = 256
 """Logits of a chunk are held in fp32."""
@@ -31,7 +32,12 @@ def run(model: str, *, tokens: int, note: Callable[[str], None]) -> dict[str, An
     result: dict[str, Any] = {"model": model, "tokens": tokens}
     note("fp32")
     engine = Engine.load(model, dtype="fp32")
-    ids = engine.tokenizer(text, add_special_tokens=False)["input_ids"][:tokens]
+    ids = engine.tokenizer(text, add_special_tokens=False)["input_ids"]
+    if len(ids) < tokens:
+        raise ConfigError(
+            f"the text has {len(ids):,} tokens, not {tokens:,}", option="tokens", way_out="Give fewer"
+        )
+    ids = ids[:tokens]
     reference = _log_probabilities(engine, ids)
     result["fp32"] = {"perplexity": _perplexity(reference, ids)}
     del engine

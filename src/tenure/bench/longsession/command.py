@@ -33,7 +33,7 @@ def longsession(
         str, typer.Option(help="Which arms, separated by commas; `all` takes every one.")
     ] = _ARMS,
     sessions: Annotated[int, typer.Option(min=1, help="How many, with seeds that count up.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of the first session.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the first session.")] = 0,
     budget: Annotated[int, typer.Option(help="Slots of a session.")] = 2048,
     limit: Annotated[int, typer.Option(help="Bounded positions stay below it.")] = 8192,
     chunk: Annotated[int, typer.Option(help="Tokens a forward.")] = 2048,
@@ -73,8 +73,9 @@ def longsession(
     """Definitions, a long stretch of sources, then tasks with hidden unit tests, under each arm."""
     from tenure.bench import record as records
     from tenure.bench.longsession.arms import ARMS, chosen
-    from tenure.bench.longsession.run import Settings, check_noise, run
+    from tenure.bench.longsession.run import Settings, check_lengths, check_noise, run
     from tenure.bench.longsession.store import Store
+    from tenure.commands.places import check_file, check_plot
     from tenure.engine import Engine
 
     settings = Settings(
@@ -94,7 +95,13 @@ def longsession(
     for arm in wanted:  # refused before minutes are spent
         arm.config(budget=budget, chunk=chunk, limit=limit, seed=seed)
     check_noise(settings)
+    check_lengths(settings)
     folder = out / (name or settings.name)
+    record = record or folder.with_name(folder.name + ".json")
+    check_file(folder / "session.json", "out")
+    check_file(record, "record")
+    if plot is not None:
+        check_plot(plot / "plot.png")
     store = Store(folder, settings.config)
     console = Console(stderr=True)
     with console.status("loading") as status:
@@ -104,7 +111,7 @@ def longsession(
         result = run(
             engine, settings, store, arms=wanted, seeds=seeds, resume=resume, separate=separate, note=note
         )
-    records.write(record or folder.with_name(folder.name + ".json"), result)
+    records.write(record, result)
     if plot is not None:
         from tenure.bench.longsession.plots import draw
 

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tenure.bench.options import AsJson, Device, Dtype, Model
+from tenure.bench.options import AsJson, Device, Dtype, Model, numbers
 
 LENGTHS = "4096,8192,16384"
 MODES = "agnostic,aware"
@@ -46,6 +46,7 @@ def ruler(
     """What compressed contexts still answer: RULER's families, every method and ratio on the same reading."""
     from tenure.bench import record
     from tenure.bench.ruler import run as bench
+    from tenure.commands.places import check_file
     from tenure.engine import Engine
 
     given = bench.ABLATIONS if ablations else bench.METHODS
@@ -53,15 +54,16 @@ def ruler(
         given = tuple(name.strip() for name in methods.split(";") if name.strip())
     settings = bench.Settings(
         model=model,
-        tokens=tuple(int(one) for one in tokens.split(",")),
+        tokens=numbers(tokens, "tokens", int),
         families=tuple(one.strip() for one in families.split(",")),
         methods=given,
-        ratios=tuple(float(one) for one in ratios.split(",")),
+        ratios=numbers(ratios, "ratios", float),
         modes=tuple(one.strip() for one in modes.split(",")),
         dtype=dtype,
         device=device,
     )
     folder = results / settings.name
+    check_file(folder / "prompt.json", "results")
     with Console(stderr=True).status("loading") as status:
         engine = Engine.load(model, dtype=dtype, device=device, threads=threads)
         found = bench.run(

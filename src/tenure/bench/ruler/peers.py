@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 
 from tenure.bench import record
 from tenure.bench.peers.drive import Peer, Worker, python_of
-from tenure.bench.ruler.run import merged, summary
+from tenure.bench.ruler.run import Settings, load, merged, summary
 from tenure.bench.ruler.tasks import VERSION, Prompt, encode, make
 from tenure.engine import compute_dtype
 from tenure.errors import ConfigError
@@ -72,6 +71,9 @@ def run(
         raise ConfigError(
             f"{unknown[0]!r} is not known", option="presses", way_out="Known: " + ", ".join(PRESSES)
         )
+    Settings(  # checks them
+        model=model, tokens=tuple(tokens), families=tuple(families), ratios=tuple(ratios), modes=tuple(modes)
+    )
     found = resolve(model)
     tokenizer = AutoTokenizer.from_pretrained(found.path)
     name = model.rstrip("/").rsplit("/", 1)[-1] + "-kvpress"
@@ -92,7 +94,7 @@ def run(
             for seed in seeds:
                 for family in families:
                     path = results / name / f"{family}-{length}-{seed:04d}.json"
-                    old = json.loads(path.read_text(encoding="utf-8")) if resume and path.exists() else None
+                    old = load(path) if resume and path.exists() else None
                     if old and _has(old, names, ratios, modes):
                         continue
                     note(f"{family}, {length} tokens, seed {seed}")

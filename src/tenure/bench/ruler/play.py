@@ -14,6 +14,7 @@ from tenure.compress import make_compressor
 from tenure.compress.apply import look
 from tenure.compress.base import Context, Scorer
 from tenure.compress.gracekv.method import Evidence, GraceKV
+from tenure.errors import ConfigError
 from tenure.timing import now
 
 if TYPE_CHECKING:
@@ -262,6 +263,12 @@ def go_on(
     start = seed * 131 % len(sentences)
     text = " ".join(sentences[start:] + sentences[:start])
     ids = engine.tokenizer.encode(text, add_special_tokens=False)[: tokens + CONTINUATION]
+    if len(ids) < tokens + CONTINUATION:
+        raise ConfigError(
+            f"the text has {len(ids):,} tokens, {CONTINUATION} of which are held back",
+            option="tokens",
+            way_out="Give fewer",
+        )
     reading = read(engine, ids[:tokens], [])
     rest = ids[tokens:]
     want = reading.session.fork().feed(rest).log_softmax(-1)

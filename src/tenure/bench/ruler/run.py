@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -80,8 +81,19 @@ class Settings:
                 raise ConfigError(
                     f"{unknown[0]!r} is not known", option=option, way_out="Known: " + ", ".join(allowed)
                 )
+            if not given:
+                raise ConfigError("none is given", option=option, way_out="Known: " + ", ".join(allowed))
+        if not self.methods:
+            raise ConfigError("none is given", option="methods", way_out="Give gracekv, for example")
         for name in self.methods:
             Variant.parse(name)
+        if short := [length for length in self.tokens if length < 1]:
+            raise ConfigError(
+                f"{short[0]} tokens are no context", option="tokens", way_out="Give 4096, for example"
+            )
+        # A ratio of 1 is the full cache, which is always among the cells.
+        if low := [ratio for ratio in self.ratios if not 1 < ratio < math.inf]:
+            raise ConfigError(f"{low[0]:g} is no ratio", option="ratios", way_out="Give more than 1")
 
     @property
     def name(self) -> str:
@@ -116,17 +128,47 @@ def run(
         for seed in seeds:
             for family in settings.families:
                 path = folder / f"{family}-{tokens}-{seed:04d}.json"
-                found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-                there = found["cells"] if resume and found else []
+                there = _stored(path, settings) if resume and path.exists() else []
                 missing = [one for one in variants if _lacks(there, one, settings, family)]
                 if not missing:
                     continue
                 note(f"{family}, {tokens} tokens, seed {seed}")
                 cells = _cells(engine, settings, family, tokens, seed, missing)
-                if resume and found:
-                    cells = merged(found["cells"], cells)
-                record.write(path, {**_head(settings, family, tokens, seed), "cells": cells})
+                record.write(path, {**_head(settings, family, tokens, seed), "cells": merged(there, cells)})
     return summary(folder)
+
+
+def _stored(path: Path, settings: Settings) -> list[dict[str, Any]]:
+    """Cells of a prompt's file.
+
+    Raises:
+        ConfigError: it is damaged, or of other tasks, another model or dtype.
+    """
+    found = load(path)
+    mine = {"task_version": VERSION, **asdict(settings)}
+    was = found.get("config", {})
+    if other := [key for key in ("task_version", "model", "dtype", "device") if was.get(key) != mine[key]]:
+        raise ConfigError(
+            f"{path} was made with another {', '.join(other)}",
+            option="results",
+            way_out="Give another folder, or go without --resume to make it anew",
+        )
+    return list(found["cells"])
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The file of a prompt.
+
+    Raises:
+        ConfigError: it is damaged.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"not JSON: {error}", option=str(path), way_out="Remove it") from error
+    if not isinstance(found, dict) or "cells" not in found:
+        raise ConfigError("no cells of a prompt", option=str(path), way_out="Remove it")
+    return found
 
 
 def _lacks(cells: Sequence[Mapping[str, Any]], variant: Variant, settings: Settings, family: str) -> bool:
@@ -179,7 +221,7 @@ def summary(folder: Path) -> dict[str, Any]:
     """
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for path in sorted(folder.glob("*-*-*.json")):
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = load(path)
         for cell in found["cells"]:
             key = (cell["method"], cell["mode"], found["family"], found["tokens"], cell["ratio"])
             groups.setdefault(key, []).append(cell)
@@ -203,16 +245,21 @@ def summary(folder: Path) -> dict[str, Any]:
     return {"cells": cells}
 
 
+def _place(cell: Mapping[str, Any]) -> tuple[Any, ...]:
+    return cell["mode"], cell["family"], cell["tokens"], cell["ratio"]
+
+
 def ranks(cells: Sequence[Mapping[str, Any]], method: str = "gracekv") -> dict[str, Any]:
     """How often a method is first and second of all in a (mode, family, length, ratio), ties shared.
 
     Cells in which every method scores 0 rank nobody, nor do those that only this method has. ``alone`` counts those in
-    which no other is as good.
+    which no other is as good. Methods that have played fewer or more prompts of a cell are not held against this one.
     """
+    prompts = {_place(cell): cell.get("n") for cell in cells if cell["method"] == method}
     places: dict[tuple[Any, ...], dict[str, float]] = {}
     for cell in cells:
-        if cell["method"] != "full" and ":" not in cell["method"]:
-            key = (cell["mode"], cell["family"], cell["tokens"], cell["ratio"])
+        key = _place(cell)
+        if cell["method"] != "full" and ":" not in cell["method"] and cell.get("n") == prompts.get(key):
             places.setdefault(key, {})[cell["method"]] = cell["score"]
     contested = {key: scores for key, scores in places.items() if method in scores and len(scores) > 1}
     counted = {key: scores for key, scores in contested.items() if max(scores.values()) > 0}

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from tenure.errors import ConfigError
+
 VERSION = 1
 FAMILIES = ("single", "multikey", "multivalue", "multiquery", "variables", "common", "frequent", "twohop")
 
@@ -84,6 +86,9 @@ def make(family: str, seed: int, tokens: int, count: Callable[[str], int]) -> Pr
         seed: of all that is random.
         tokens: length of the context.
         count: tokens of a text.
+
+    Raises:
+        ConfigError: what is hidden in it is longer.
     """
     maker = _MAKERS[family]
 
@@ -96,7 +101,14 @@ def make(family: str, seed: int, tokens: int, count: Callable[[str], int]) -> Pr
     while high - low > max(1, low // 200):
         middle = (low + high) // 2
         low, high = (middle, high) if count(build(middle).context) <= tokens else (low, middle)
-    return build(low)
+    made = build(low)
+    if (least := count(made.context)) > tokens:
+        raise ConfigError(
+            f"{family!r} needs a context of {least:,} tokens, not {tokens:,}",
+            option="tokens",
+            way_out="Give more",
+        )
+    return made
 
 
 def _spread(rng: random.Random, filler: list[str], needles: list[str]) -> str:
@@ -193,7 +205,7 @@ def _variables(rng: random.Random, size: int) -> Prompt:
 
 
 def _common(rng: random.Random, size: int) -> Prompt:
-    """Ten words come thirty times each, all others three times."""
+    """Ten words come about ten times as often as all others: up to thirty times, in short lists less."""
     every = words(rng, 10 + max(1, size * 4))
     common, rare = every[:10], every[10:]
     listed = common * 30 + rare * 3
