@@ -52,5 +52,5 @@ def test_a_peer_that_breaks_leaves_the_others_alone(peers, tmp_path, monkeypatch
     monkeypatch.setattr(drive, "peers", lambda: {**known, "broken": drive.Peer("broken", str(worker))})
     result = peers(names="broken,tenure")
     assert list(result["peers"]) == ["tenure"]
-    assert result["peers"]["tenure"]["session_ratio"] is None
+    assert result["peers"]["tenure"]["session_ratio"] == 1  # over the first that is left
     assert "ended with 1: no more cache" in result["failed"]["broken"]

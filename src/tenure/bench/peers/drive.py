@@ -241,7 +241,7 @@ def run(
 
     Args:
         model: a catalog name.
-        names: keys of :func:`peers`; the first is what the others are compared with.
+        names: keys of :func:`peers`; the first that does not break is what the others are compared with.
         turns: of the session.
         tokens: read a turn.
         write: tokens written a turn.
@@ -255,8 +255,8 @@ def run(
 
     Returns:
         For each peer totals, percentiles a turn, decode speed, peak memory, the facts still answered when it left, and
-        ``session_ratio``: seconds of the first peer over its own, for the turns that both have played. Peers that broke
-        are in ``failed``, by name, with what they said.
+        ``session_ratio``: seconds of the first of them over its own, for the turns that both have played. Peers that
+        broke are in ``failed``, by name, with what they said.
     """
     from transformers import AutoTokenizer
 
@@ -318,12 +318,13 @@ def run(
         for worker in workers.values():
             worker.close()
     whole = {name: one for name, one in played.items() if one.failed is None}
+    base = next(iter(whole.values()), Played())
     return {
         "model": model,
         "tokens": total,
         "turns": len(script.turns),
         "peers": {
-            name: _summary(one, write, played[names[0]], scripts.score(tokenizer, script, one.answers))
+            name: _summary(one, write, base, scripts.score(tokenizer, script, one.answers))
             for name, one in whole.items()
         },
         "failed": {name: one.failed for name, one in played.items() if one.failed is not None},
