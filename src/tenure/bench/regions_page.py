@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tenure.bench import regions_summary
+from tenure.bench.longsession.series import ENOUGH
 from tenure.bench.regions import RegionsConfig
 from tenure.bench.regions_summary import BASE
 from tenure.regions import Region
@@ -81,7 +82,7 @@ def _setting(one: Found) -> list[str]:
         facts = arm["facts"]
         system = facts[str(Region.SYSTEM)]
         found, asked = (sum(pair[part] for pair in facts.values()) for part in (0, 1))
-        ends = arm["interval"]
+        ends = arm["interval"] if len(one["seeds"]) >= ENOUGH else None
         test = arm.get(f"against_{BASE}")
         lines.append(
             f"| {name} | {found} of {asked} | {system[0]} of {system[1]} "

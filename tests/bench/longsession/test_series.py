@@ -38,6 +38,25 @@ def test_by_length():
     assert [p.y for p in series.by_length(runs, "checks")["pace"]] == [0.6, 0.6]
 
 
+def test_runs_of_one_length_are_one_point():
+    first = run(stored(0, {"pace": 5, "h2o": 1}), stored(1, {"pace": 5, "h2o": 1}))
+    second = run(stored(2, {"pace": 2}))
+    (point,) = series.by_length([first, second], "checks")["pace"]
+    assert (point.x, point.y) == (1000, 0.8)
+    assert 0.5 < point.low < 0.6 < 0.9 < point.high < 1  # Wilson, 12 of 15
+    (point,) = series.by_length([first, second], "recall")["pace"]
+    assert point.y == pytest.approx((0.8 + 0.8 + 0.4) / 3)
+    assert (
+        series.by_length([first, run(stored(1, {"pace": 0}))], "checks")["pace"][0].y == 1.0
+    )  # seed 1 counts once
+    apart = series.by_length([first, run(stored(0, {"pace": 1}, budget=512))], "checks")
+    assert {name.split("\n")[0]: points[0].y for name, points in apart.items()} == {
+        "pace, 2,048 slots": 1.0,
+        "h2o, 2,048 slots": 0.2,
+        "pace, 512 slots": 0.2,
+    }
+
+
 def test_by_gap_takes_only_answers_that_had_everything():
     sessions = [
         stored(0, {"pace": 5, "h2o": 0}, gap=3000.0),

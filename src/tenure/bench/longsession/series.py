@@ -84,17 +84,24 @@ def by_length(results: Iterable[Result], value: str) -> Lines:
 def by_noise(results: Iterable[Result], kind: str) -> Lines:
     """Recall over the share of definitions that were spoilt, as it came about; right plans count as the share 0."""
     noisy = [result for result in results if result["config"]["noise"] == kind and not of_edges(result)]
-    lengths = {(result["config"]["tokens"], result["config"]["distance"]) for result in noisy}
-    clean = [r for r in plain(results) if (r["config"]["tokens"], r["config"]["distance"]) in lengths]
+    settings = {_setting(result) for result in noisy}
+    clean = [result for result in plain(results) if _setting(result) in settings]
     planned = {name for result in noisy for name, arm in result["arms"].items() if arm["noise"]}
-    lines: Lines = {}
+    groups: dict[tuple[str, float], list[Mapping[str, Any]]] = {}
     for result in [*clean, *noisy]:
         for name, arm in result["arms"].items():
             if name in planned:
                 noise = arm.get("noise")
                 share = noise["spoilt"] / noise["spans"] if noise else 0.0
-                lines.setdefault(name, []).append(_recall(share, arm))
-    return {name: sorted(points, key=lambda point: point.x) for name, points in lines.items()}
+                groups.setdefault((name, share), []).append(arm)
+    lines: Lines = {}
+    for (name, share), arms in sorted(groups.items(), key=lambda group: group[0][1]):
+        lines.setdefault(name, []).append(_recall(share, together(arms)))
+    return lines
+
+
+def _setting(run: Result) -> tuple[Any, ...]:
+    return tuple(run["config"][key] for key in ("tokens", "distance", "budget", "limit"))
 
 
 def by_gap(stored: Stored) -> Lines:
@@ -103,8 +110,6 @@ def by_gap(stored: Stored) -> Lines:
     Of the arms in ``ALIKE`` under right plans. Others differ in more than the gap: the control has all of a shorter
     session at hand, other policies keep other things beside what is needed, and what is fetched stands among the newest.
     """
-    from scipy.stats import binomtest
-
     classes: dict[int, list[tuple[float, int, int]]] = {}
     for found in plain(stored):
         for name in ALIKE:
@@ -116,9 +121,8 @@ def by_gap(stored: Stored) -> Lines:
     points = []
     for _, answers in sorted(classes.items()):
         right, total = sum(a[1] for a in answers), sum(a[2] for a in answers)
-        interval = binomtest(right, total).proportion_ci(method="wilson")
         middle = statistics.mean(a[0] for a in answers)
-        points.append(Point(middle, right / total, float(interval.low), float(interval.high)))
+        points.append(Point(middle, right / total, *_wilson(right, total)))
     return {f"{' and '.join(ALIKE)},\nall needed tokens resident": points} if points else {}
 
 
@@ -145,12 +149,56 @@ def _lines(
     x: Callable[[Mapping[str, Any]], float],
     point: Callable[[float, Mapping[str, Any]], Point],
 ) -> Lines:
-    lines: Lines = {}
-    for result in sorted(results, key=lambda result: x(result["config"])):
-        for name, arm in result["arms"].items():
+    """A line for each arm, and for each budget and limit where runs have several. Runs that are alike are one point."""
+    runs = list(results)
+    several = len({_room(run) for run in runs}) > 1
+    groups: dict[tuple[str, float], list[Mapping[str, Any]]] = {}
+    for run in sorted(runs, key=lambda run: x(run["config"])):
+        budget, limit = _room(run)
+        for name, arm in run["arms"].items():
             if name != "none":  # the control has a length of its own
-                lines.setdefault(name, []).append(point(x(result["config"]), arm))
+                line = f"{name}, {budget:,} slots\nbelow {limit:,}" if several else name
+                groups.setdefault((line, x(run["config"])), []).append(arm)
+    lines: Lines = {}
+    for (line, place), arms in groups.items():
+        lines.setdefault(line, []).append(point(place, together(arms)))
     return lines
+
+
+def _room(run: Result) -> tuple[int, int]:
+    return int(run["config"]["budget"]), int(run["config"]["limit"] or 0)
+
+
+def together(arms: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """What an arm reached in runs that differ in their sessions alone. Of runs that share some the largest counts.
+
+    Sessions of one run can be drawn anew, those of several only counted: their interval is that of the checks.
+    """
+    apart: list[Mapping[str, Any]] = []
+    seeds: dict[str, float] = {}
+    for arm in sorted(arms, key=lambda arm: -arm["sessions"]):
+        if not seeds.keys() & arm["recall_by_seed"].keys():
+            apart.append(arm)
+            seeds |= arm["recall_by_seed"]
+    if len(apart) == 1:
+        return apart[0]
+    right, total = (sum(arm[key] for arm in apart) for key in ("checks_passed", "checks_total"))
+    return {
+        "sessions": len(seeds),
+        "checks_passed": right,
+        "checks_total": total,
+        "checks_wilson95": _wilson(right, total),
+        "checks_bootstrap95": None,
+        "recall": statistics.mean(seeds.values()),
+        "recall_bootstrap95": None,
+    }
+
+
+def _wilson(right: int, total: int) -> tuple[float, float]:
+    from scipy.stats import binomtest
+
+    ends = binomtest(right, total).proportion_ci(method="wilson")
+    return float(ends.low), float(ends.high)
 
 
 def _checks(x: float, arm: Mapping[str, Any]) -> Point:
