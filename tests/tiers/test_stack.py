@@ -7,6 +7,7 @@ import logging
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -359,3 +360,125 @@ def test_many_threads(stack):
         thread.join(60)
     assert not wrong
     assert one.get("nothing") is None
+
+
+class Collecting:
+    """A lock inside of which the garbage collector always runs."""
+
+    def __init__(self, lock):
+        self._lock = lock
+
+    def __enter__(self):
+        self._lock.acquire()
+        gc.collect()
+
+    def __exit__(self, *error):
+        self._lock.release()
+
+
+def test_an_archive_that_ends_in_the_middle_of_a_call_holds_nothing_up(stack):
+    """Garbage collection runs a finalizer at any line, inside a lock too: it may wait for none."""
+    one = stack(host=2)
+    keep, done = SpanArchive(one), threading.Event()
+    one._lock, one.host._lock = Collecting(one._lock), Collecting(one.host._lock)
+
+    def work():
+        for call in (lambda: keep.put(record("y")), lambda: keep.get("y"), one.stats, lambda: one.get("z")):
+            ended = SpanArchive(one)
+            ended.put(record("x"))
+            cycle = [ended]
+            cycle.append(cycle)
+            del ended, cycle
+            call()
+        done.set()
+
+    gc.freeze()  # what was there before need not be looked at each time
+    try:
+        threading.Thread(target=work, daemon=True).start()
+        assert done.wait(60)
+    finally:
+        gc.unfreeze()
+    assert one.stats()["tiers"][0]["entries"] == 1, "those that have ended are released by the next call"
+
+
+def test_what_is_forgotten_while_others_move_down_is_left_nowhere(stack, monkeypatch):
+    one = stack(host=1, disk=3, valkey=True)
+    archive = SpanArchive(one)
+    for number in range(4):
+        archive.put(record(str(number), seed=number))
+    one.flush()
+    below, moving, go = one.stores[1].tier, threading.Event(), threading.Event()
+    real = below.write
+
+    def write(key, blob):
+        moving.set()
+        go.wait(5)
+        real(key, blob)
+
+    monkeypatch.setattr(below, "write", write)
+    one.stores[0].tier.spec = replace(one.stores[0].tier.spec, capacity=1)
+    one.make_room()
+    assert moving.wait(5)  # the first of three is on its way
+    archive.forget(["0", "1", "2", "3"])
+    go.set()
+    one.flush()
+    assert below.entries() == []
+    assert one.stores[0].tier.entries() == []
+
+
+@pytest.mark.parametrize("when", ["before", "while it is written"])
+def test_what_is_forgotten_right_before_the_end_leaves_no_file(stack, tmp_path, monkeypatch, when):
+    one = stack(host=1, disk=9)
+    archive = SpanArchive(one)
+    tier, writing, go = one.stores[0].tier, threading.Event(), threading.Event()
+    real = tier.write
+
+    def write(key, blob):
+        writing.set()
+        go.wait(5)
+        real(key, blob)
+
+    archive.put(record("a", seed=1))
+    archive.put(record("b", seed=2))
+    one.flush()
+    monkeypatch.setattr(tier, "write", write)
+    archive.put(record("c", seed=3))
+    assert writing.wait(5)
+    if when == "before":
+        archive.forget(["a", "b", "c"])  # the writing thread is busy
+    closing = threading.Thread(target=one.close)
+    closing.start()
+    time.sleep(0.1)
+    go.set()
+    closing.join(10)
+    assert files(tmp_path) == []
+
+
+def test_a_read_that_a_closed_stack_drops_is_a_miss(stack, monkeypatch):
+    one = stack(host=1, disk=99, timeout=20)
+    for number in range(9):
+        one.put(str(number), record(seed=number))
+    one.flush()
+    go = threading.Event()
+    real = one.stores[0].tier.read
+    monkeypatch.setattr(one.stores[0].tier, "read", lambda key: (go.wait(5), real(key))[1])
+    one.prefetch(map(str, range(8)))  # more than there are reading threads
+    found = []
+    waiting = threading.Thread(target=lambda: found.append(one.get("7")))
+    waiting.start()
+    closing = threading.Thread(target=one.close)
+    closing.start()
+    time.sleep(0.1)
+    go.set()
+    closing.join(10)
+    waiting.join(10)
+    assert found == [None]
+
+
+def test_what_is_put_after_the_end_does_not_pile_up(stack):
+    one = stack(host=1, disk=9)
+    one.close()
+    for number in range(5):
+        one.put(str(number), record(seed=number))
+    assert counts(one)["lost"] == 4
+    assert [one.get(str(number)) is None for number in range(5)] == [True] * 4 + [False]

@@ -6,7 +6,6 @@ import secrets
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from tenure.tiers.base import Counters
 from tenure.tiers.record import SpanRecord
@@ -28,7 +27,7 @@ class SpanArchive:
         """No other archive writes keys that begin so: equal span ids of two sessions are two entries."""
         self._count = 0
         self._keys: dict[str, str] = {}
-        weakref.finalize(self, _release, stack, self._keys)
+        weakref.finalize(self, stack.ended, self._keys.values())
 
     @property
     def keys(self) -> Mapping[str, str]:
@@ -96,7 +95,3 @@ class SpanArchive:
                 records.append(record)
         self.stack.keep(keys.values())
         return keys, records
-
-
-def _release(stack: TierStack, keys: Mapping[str, Any]) -> None:
-    stack.release(list(keys.values()))

@@ -10,11 +10,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as TimeOut
-from contextlib import contextmanager
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -62,10 +62,12 @@ class TierStack:
         self._coming: dict[str, _Coming] = {}
         self._holders: Counter[str] = Counter()
         """How many archives know a key."""
-        self._moving: dict[str, bool] = {}
-        """Keys that are being written somewhere, and whether the last archive has forgotten them since."""
         self._kept: set[str] = set()
         """Keys that a saved session names."""
+        self._stale: set[str] = set()
+        """Keys that no archive knows any more, and that a store may still have."""
+        self._ended: deque[Iterable[str]] = deque()
+        """Keys of archives that are gone, until the next call."""
 
     @classmethod
     def of(cls, texts: Iterable[str], fingerprint: str) -> TierStack:
@@ -84,6 +86,7 @@ class TierStack:
     def put(self, key: str, record: SpanRecord) -> None:
         """Take a record; what has to leave host memory for it is written in the background."""
         self.counters.add("put")
+        self._settle()
         self._admit(key, record)
 
     def get(self, key: str, *, stay: bool = False) -> SpanRecord | None:
@@ -105,9 +108,10 @@ class TierStack:
 
     def prefetch(self, keys: Iterable[str]) -> None:
         """Have records read into host memory in the background."""
+        self._settle()
         for key in keys:
-            if self._here(key) is None and self._fetch(key) is not None:
-                self.counters.add("prefetched")
+            if self._here(key) is None:
+                self._fetch(key, ahead=True)
 
     def hold(self, keys: Iterable[str]) -> None:
         """One more archive knows these keys."""
@@ -127,24 +131,26 @@ class TierStack:
 
     def release(self, keys: Iterable[str]) -> None:
         """One archive fewer knows these keys; what none knows is removed everywhere."""
-        gone = []
         with self._lock:
             for key in keys:
                 self._holders[key] -= 1
                 if self._holders[key] <= 0:
                     del self._holders[key]
                     self._leaving.pop(key, None)
-                    gone.append(key)
-            stale = [key for key in gone if key not in self._kept]
-            self._moving.update((key, True) for key in stale if key in self._moving)
-        for key in gone:
-            self.host.pop(key)
-        for store in self.stores:
-            here = [key for key in stale if store.tier.has(key)]
-            if not here or store.later(partial(store.delete, here)) is not None:
-                continue
-            if not store.closed and not store.tier.temporary:
-                store.delete(here)
+                    self._coming.pop(key, None)
+                    self.host.pop(key)
+                    if self.stores and key not in self._kept:
+                        self._stale.add(key)
+            stale = bool(self._stale)
+        if stale:
+            self.stores[0].later(self._remove_stale)  # or at the end, where there is no later
+
+    def ended(self, keys: Iterable[str]) -> None:
+        """An archive is gone, and the next call releases its keys.
+
+        Safe in a finalizer: one may run in the middle of any line here, with any lock held, so it takes none.
+        """
+        self._ended.append(keys)
 
     def stored(self, key: str) -> bool:
         """Whether a store has the record."""
@@ -157,8 +163,8 @@ class TierStack:
     def place(self, key: str) -> str | None:
         """Kind of the tier that a record is in, as far as this process knows; None if it is lost."""
         with self._lock:
-            leaving = key in self._leaving
-        if leaving or key in self.host:
+            here = key in self._leaving or key in self.host
+        if here:
             return self.host.kind
         return next((store.tier.kind for store in self.stores if store.tier.has(key)), None)
 
@@ -173,6 +179,7 @@ class TierStack:
 
     def stats(self) -> dict[str, Any]:
         """Counters and sizes: of the stack, and of each tier."""
+        self._settle()
         tiers = [
             {
                 "tier": self.host.name,
@@ -192,6 +199,7 @@ class TierStack:
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything that is on its way down has arrived or was given up."""
+        self._settle()
         for store in self.stores:
             done = store.later(lambda: None)
             if done is not None:
@@ -199,38 +207,65 @@ class TierStack:
 
     def close(self) -> None:
         """Finish what is under way, remove what no saved session names, and give everything up."""
+        self._settle()
         with self._lock:
-            stale = [key for key in self._holders if key not in self._kept]
+            self._stale.update(key for key in self._holders if key not in self._kept)
             self._holders.clear()
             self._leaving.clear()
         for store in self.stores:
-            if not store.closed:
-                if not store.tier.temporary:
-                    store.delete([key for key in stale if store.tier.has(key)])
-                store.close()
+            store.stop()
+        self._remove_stale()
+        for store in self.stores:
+            store.tier.close()
 
     # -- inside ----------------------------------------------------------------------------------
 
+    def _settle(self) -> None:
+        """Release what archives knew that are gone by now."""
+        while self._ended:
+            with suppress(IndexError):  # another thread was faster
+                self.release(list(self._ended.popleft()))
+
+    def _remove_stale(self) -> None:
+        """Remove what nobody knows. In the thread of all writes and moves, so that none of them is under way."""
+        with self._lock:
+            stale, self._stale = self._stale, set()
+        for store in self.stores:
+            if store.closed and store.tier.temporary:
+                continue
+            here = [key for key in stale if store.tier.has(key)]
+            if here and not store.delete(here):
+                with self._lock:
+                    self._stale.update(here)
+
     def _here(self, key: str) -> SpanRecord | None:
         with self._lock:
-            leaving = self._leaving.get(key)
-        return leaving or self.host.get(key)
+            record = self._leaving.get(key)
+            return self.host.get(key) if record is None else record
 
-    def _admit(self, key: str, record: SpanRecord) -> None:
-        for old, gone in self.host.put(key, record):
-            self.host.counters.add("demoted")
-            self._demote(old, gone)
-
-    def _demote(self, key: str, record: SpanRecord) -> None:
-        if self.stored(key):
-            return
+    def _admit(self, key: str, record: SpanRecord, *, read: bool = False) -> None:
+        """Take a record into host memory. One that was read is not taken up if it was forgotten meanwhile."""
         with self._lock:
-            waiting = sum(one.nbytes for one in self._leaving.values())
-            if not self.stores or (waiting and waiting + record.nbytes > _ON_THE_WAY):
-                self.counters.add("lost")
+            if read and key not in self._coming:
                 return
-            self._leaving[key] = record
-        self.stores[0].later(partial(self._write, key))
+            left = [old for old, gone in self.host.put(key, record) if self._demoted(old, gone)]
+        for old in left:
+            if self.stores[0].later(partial(self._write, old)) is None:  # it is closed
+                with self._lock:
+                    self._leaving.pop(old, None)
+                self.counters.add("lost")
+
+    def _demoted(self, key: str, record: SpanRecord) -> bool:
+        """Whether a record that left host memory has to be written, and waits for that."""
+        self.host.counters.add("demoted")
+        if self.stored(key):
+            return False
+        waiting = sum(one.nbytes for one in self._leaving.values())
+        if not self.stores or (waiting and waiting + record.nbytes > _ON_THE_WAY):
+            self.counters.add("lost")
+            return False
+        self._leaving[key] = record
+        return True
 
     def _write(self, key: str) -> None:
         """Write a record that left host memory to the first store that takes it."""
@@ -238,15 +273,11 @@ class TierStack:
             record = self._leaving.get(key)
         if record is None:
             return  # nobody knows it any more
-        done = False
-        try:
-            with self._move(key):
-                done = any(self._written(store, key, record) for store in self.stores)
-        finally:
-            with self._lock:
-                self._leaving.pop(key, None)
-            if not done:
-                self.counters.add("lost")
+        done = any(self._written(store, key, record) for store in self.stores)
+        with self._lock:
+            self._leaving.pop(key, None)
+        if not done:
+            self.counters.add("lost")
         self._make_room()
 
     def _written(self, store: Store, key: str, record: SpanRecord) -> bool:
@@ -264,29 +295,15 @@ class TierStack:
             store.later(self._make_room)
 
     def _make_room(self) -> None:
+        self._remove_stale()
         for number, store in enumerate(self.stores):
             for key in store.tier.overflow():
                 below = self.stores[number + 1 : number + 2]
-                with self._move(key):
-                    blob = store.read(key) if below and not below[0].tier.has(key) else None
-                    moved = blob is not None and below[0].write(key, blob)
+                blob = store.read(key) if below and not below[0].tier.has(key) else None
+                moved = blob is not None and below[0].write(key, blob)
+                if store.delete([key]):
                     store.tier.counters.add("demoted" if moved else "evicted")
-                    store.delete([key])
             store.tidy()
-
-    @contextmanager
-    def _move(self, key: str) -> Iterator[None]:
-        """While an entry is written; it is removed again if its last archive has forgotten it by then."""
-        with self._lock:
-            self._moving[key] = False
-        try:
-            yield
-        finally:
-            with self._lock:
-                forgotten = self._moving.pop(key)
-            if forgotten:
-                for store in self.stores:
-                    store.delete([key])
 
     def _wait(self, coming: _Coming) -> SpanRecord | None:
         """What comes, within the store's time-out since it was asked for: several reads wait at the same time."""
@@ -299,30 +316,33 @@ class TierStack:
             if not coming.store.breaker.resting:
                 coming.store.breaker.failed("time-out")
             return None
+        except CancelledError:  # the stack is closed
+            return None
         finally:
             self.counters.add("waited ms", round(1e3 * (time.monotonic() - start)))
 
-    def _fetch(self, key: str, *, stay: bool = False) -> _Coming | None:
+    def _fetch(self, key: str, *, stay: bool = False, ahead: bool = False) -> _Coming | None:
         """The read of a record, under way or new; None where no store can have it."""
         with self._lock:
             coming = self._coming.get(key)
-        if coming is not None:
-            return coming
-        first = next((store for store in self.stores if store.tier.has(key)), None)
-        if first is None or first.breaker.resting:
-            return None
-        future = first.reading(partial(self._read, key, stay))
-        if future is None:
-            return None
-        new = _Coming(future, first, time.monotonic())
-        with self._lock:
-            self._coming[key] = new
-        future.add_done_callback(lambda _: self._arrived(key))
-        return new
+            if coming is not None:
+                return coming
+            first = next((store for store in self.stores if store.tier.has(key)), None)
+            if first is None or first.breaker.resting:
+                return None
+            future = first.reading(partial(self._read, key, stay))
+            if future is None:
+                return None
+            coming = self._coming[key] = _Coming(future, first, time.monotonic())
+        if ahead:
+            self.counters.add("prefetched")
+        future.add_done_callback(lambda _: self._arrived(key, coming))
+        return coming
 
-    def _arrived(self, key: str) -> None:
+    def _arrived(self, key: str, coming: _Coming) -> None:
         with self._lock:
-            self._coming.pop(key, None)
+            if self._coming.get(key) is coming:
+                del self._coming[key]
 
     def _read(self, key: str, stay: bool) -> SpanRecord | None:
         for store in self.stores:
@@ -332,8 +352,8 @@ class TierStack:
             record = None if blob is None else self._decode(store, key, blob)
             store.tier.counters.add("misses" if record is None else "hits")
             if record is not None:
-                if store.tier.has(key) and not stay:  # what was forgotten while it was read is not taken up
-                    self._admit(key, record)
+                if not stay:
+                    self._admit(key, record, read=True)
                 return record
         return None
 

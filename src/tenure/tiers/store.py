@@ -17,6 +17,7 @@ from tenure.kernels.threads import compute_alone
 from tenure.tiers.base import Tier
 from tenure.tiers.blob import Blob, BrokenError
 from tenure.tiers.breaker import Breaker
+from tenure.tiers.disk import DiskTier
 
 T = TypeVar("T")
 
@@ -37,7 +38,8 @@ class Store:
         self.breaker = Breaker(tier.name)
         self._writer = ThreadPoolExecutor(1, f"tenure-{tier.kind}-write", compute_alone)
         self._readers = ThreadPoolExecutor(_READERS, f"tenure-{tier.kind}-read", compute_alone)
-        self._tidied = time.monotonic()
+        # A server removes by itself what has expired; in a folder it has waited for the first write.
+        self._tidied = time.monotonic() - (_TIDY if isinstance(tier, DiskTier) else 0.0)
         self._closed = threading.Event()
 
     def write(self, key: str, blob: Blob) -> bool:
@@ -55,9 +57,9 @@ class Store:
             self.tier.counters.add("bytes read", blob.nbytes)
         return blob
 
-    def delete(self, keys: Iterable[str]) -> None:
-        """Remove entries, in this thread."""
-        self._ask("delete", lambda: self.tier.delete(keys))
+    def delete(self, keys: Iterable[str]) -> bool:
+        """Remove entries, in this thread. False where the store was not asked or gave no answer."""
+        return bool(self._ask("delete", lambda: (self.tier.delete(keys), True)[1]))
 
     def later(self, work: Callable[[], None]) -> Future[None] | None:
         """Have the writing thread do something; None if there is none any more."""
@@ -75,17 +77,16 @@ class Store:
     def tidy(self) -> None:
         """Remove what has expired, now and then, in this thread."""
         now = time.monotonic()
-        if now - self._tidied > _TIDY:
+        if now - self._tidied >= _TIDY:
             self._tidied = now
             gone = self._ask("collect", self.tier.collect)
             self.tier.counters.add("expired", gone or 0)
 
-    def close(self) -> None:
-        """Finish what was begun, drop what was not, and close the tier."""
+    def stop(self) -> None:
+        """Finish what was begun, drop what was not, and end the threads; calls in one's own thread still work."""
         self._closed.set()
         for pool in (self._writer, self._readers):
             pool.shutdown(wait=True, cancel_futures=True)
-        self.tier.close()
 
     def _submit(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> Future[T] | None:
         if self.closed:
