@@ -143,10 +143,11 @@ def _store(engine: Engine) -> Store:
 
 
 def _key(name: str) -> str:
-    if not name or "\0" in name or len(name.encode("utf-8", "surrogatepass")) > _MOST:
+    size = len(name.encode("utf-8", "replace"))
+    if not 0 < size <= _MOST or "\0" in name or any("\ud800" <= mark <= "\udfff" for mark in name):
         raise ConfigError(
             f"{name[:_MOST]!r} cannot be the name of a session",
             option="name",
-            way_out=f"Give 1 to {_MOST} bytes without NUL",
+            way_out=f"Give 1 to {_MOST} bytes of text without NUL",
         )
     return SESSIONS + name

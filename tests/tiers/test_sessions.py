@@ -230,7 +230,7 @@ def test_names(engine, tmp_path):
     one = engine(f"disk:{tmp_path}/spans:1M")
     session = one.session(**OPTIONS)
     session.append("Hello")
-    for name in ("", "a\0b", "x" * 101):
+    for name in ("", "a\0b", "x" * 101, "\ud800"):
         with pytest.raises(ConfigError, match="name"):
             session.save(f"tier:{name}")
     session.save("tier:b/../c")

@@ -6,7 +6,10 @@ import errno
 import itertools
 import logging
 import os
+import socket
+import threading
 import time
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -14,6 +17,7 @@ import pytest
 
 from tenure.errors import ConfigError, TierError
 from tenure.tiers import disk
+from tenure.tiers.base import SESSIONS
 from tenure.tiers.blob import Blob, BrokenError
 from tenure.tiers.disk import DiskTier
 from tenure.tiers.spec import TierSpec
@@ -142,6 +146,58 @@ def test_age_limit(on_disk):
     assert not tier.has("a")
 
 
+def test_looking_at_a_folder_removes_nothing_that_another_may_keep_longer(on_disk):
+    tier = on_disk(ttl=500)
+    tier.write("a", blob("a"))
+    os.utime(tier.folder / "a.tier", (0, time.time() - 60))
+    assert [entry.key for entry in on_disk(ttl=50).entries()] == ["a"]
+    assert equal(tier.read("a"), blob("a"))
+
+
+def test_what_has_expired_is_a_miss_before_it_is_collected(on_disk):
+    tier = on_disk(ttl=50)
+    for key in ("a", f"{SESSIONS}a"):
+        tier.write(key, blob(key))
+        os.utime(tier._path(key), (0, time.time() - 60))
+    assert tier.read("a") is None
+    assert not tier.has("a")
+    assert equal(tier.read(f"{SESSIONS}a"), blob(f"{SESSIONS}a"))
+
+
+def test_what_is_removed_while_it_is_read_is_read(on_disk, monkeypatch):
+    tier, other = on_disk(), on_disk()
+    tier.write("a", blob("a"))
+    real = disk._read_all
+    monkeypatch.setattr(disk, "_read_all", lambda *args: (real(*args), other.delete(["a"])))
+    assert equal(tier.read("a"), blob("a"))
+
+
+def test_sessions_of_other_processes_count(on_disk):
+    tier, other = on_disk(capacity=25_000), on_disk(capacity=25_000)
+    tier.write(f"{SESSIONS}a", blob("a"))
+    other.write(f"{SESSIONS}b", blob("b"))
+    with pytest.raises(TierError, match="saved sessions"):
+        tier.write(f"{SESSIONS}c", blob("c"))
+    other.delete([f"{SESSIONS}a"])
+    tier.write(f"{SESSIONS}c", blob("c"))
+
+
+def test_what_is_written_while_a_folder_is_listed_stays_known(on_disk, monkeypatch):
+    tier = on_disk()
+    tier.write("gone", blob("gone"))
+    real = tier.entries
+
+    def entries():
+        found = real()
+        tier.write("new", blob("new"))
+        tier.delete(["gone"])
+        return found
+
+    monkeypatch.setattr(tier, "entries", entries)
+    tier.collect()
+    assert (tier.has("new"), tier.has("gone")) == (True, False)
+
+
 def test_a_folder_that_cannot_be_used_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="folder"):
@@ -257,8 +313,9 @@ def test_parts_without_a_manifest_are_collected(valkey_server):
     server = valkey_server()
     tier, client = ValkeyTier(at(server, ttl=1000)), server.client()
     tier.write("a", blob("a"))
-    client.set("tenure:part:lost:0", b"x", px=900_000)  # written 100 s ago
-    client.set("tenure:part:fresh:0", b"x", px=999_000)  # its manifest may still come
+    now = int(time.time())
+    client.set(f"tenure:part:{now - 100}.lost:0", b"x", px=900_000)
+    client.set(f"tenure:part:{now - 1}.fresh:0", b"x", px=9_000)  # its manifest may still come
     client.set("other", b"x")
     assert tier.collect() == 1
     assert len(client.keys("*")) == 4 + 2
@@ -287,6 +344,25 @@ def test_a_server_that_cannot_be_reached_when_the_tier_is_made():
         ValkeyTier(TierSpec(kind="valkey", where="valkey://127.0.0.1:notaport/0"))
 
 
+@pytest.mark.parametrize("answer", [b"$abc\r\n", b"*x\r\n", b":zz\r\n", b"\0\xff\r\n", b"*3\r\n+a\r\n"])
+def test_what_is_no_server_is_an_error(answer):
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve():
+        with suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                client.recv(1 << 16)
+                client.sendall(answer)
+
+    threading.Thread(target=serve, daemon=True).start()
+    tier = ValkeyTier(at(listener.getsockname()[1], timeout=0.2))
+    for call in (lambda: tier.read("a"), lambda: tier.write("a", blob("a")), tier.entries):
+        with pytest.raises(TierError):
+            call()
+    listener.close()
+
+
 # -- a store that fails -------------------------------------------------------------------------------
 
 
@@ -308,7 +384,7 @@ def test_one_warning_and_no_further_tries_for_a_while(on_disk, monkeypatch, capl
     store.breaker._until = 0.0  # the rest is over
     assert store.write("a", blob("a"))
     assert equal(store.read("a"), blob("a"))
-    store.close()
+    store.stop()
 
 
 def test_rests_grow_and_end(monkeypatch):

@@ -48,7 +48,8 @@ class DiskTier(Tier):
         self._lock = threading.Lock()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self.collect()
+            remove_parts(self.folder)
+            self._learn()
         except (OSError, TierError) as error:
             raise ConfigError(
                 f"the folder {spec.where} cannot be used: {error}",
@@ -87,6 +88,10 @@ class DiskTier(Tier):
         path = self._path(key)
         try:
             with path.open("rb", buffering=0) as file:
+                known = os.fstat(file.fileno())
+                if self._expired(key, time.time() - known.st_mtime):
+                    self.delete([key])
+                    return None
                 prefix = file.read(PREFIX_BYTES)
                 header = read_header(prefix + file.read(header_length(prefix)))
                 body = np.empty(body_length(header), np.uint8)
@@ -94,7 +99,8 @@ class DiskTier(Tier):
                 for number, (start, stop) in enumerate(blob.ranges):
                     _read_all(file.fileno(), body[start:stop].data)
                     check_part(header, number, body[start:stop])
-            os.utime(path)
+            with suppress(OSError):  # removed meanwhile, or another user's: it was read all the same
+                os.utime(path)
         except FileNotFoundError:
             self._lose(key)
             return None
@@ -104,7 +110,7 @@ class DiskTier(Tier):
             self.delete([key])
             raise
         with self._lock:
-            self._sizes.setdefault(key, PREFIX_BYTES + blob.nbytes)
+            self._sizes.setdefault(key, known.st_size)
             self._sizes.move_to_end(key)
         return blob
 
@@ -146,16 +152,8 @@ class DiskTier(Tier):
     def collect(self) -> int:
         """See :class:`Tier`. Files of other processes become known."""
         count = remove_parts(self.folder)
-        entries = self.entries()
-        ttl = self.spec.ttl
-        old = {
-            entry.key
-            for entry in entries
-            if ttl is not None and entry.age > ttl and not entry.key.startswith(SESSIONS)
-        }
+        old = [entry.key for entry in self._learn() if self._expired(entry.key, entry.age)]
         self.delete(old)
-        with self._lock:
-            self._sizes = OrderedDict((entry.key, entry.nbytes) for entry in entries if entry.key not in old)
         return count + len(old)
 
     def overflow(self) -> list[str]:
@@ -170,11 +168,28 @@ class DiskTier(Tier):
                     over -= size
         return keys
 
-    def _check_sessions(self, key: str, size: int) -> None:
+    def _learn(self) -> list[Entry]:
+        """All entries, which are known from now on, those of other processes too."""
         with self._lock:
-            held = sum(
-                have for other, have in self._sizes.items() if other.startswith(SESSIONS) and other != key
-            )
+            before = set(self._sizes)
+        entries = self.entries()
+        with self._lock:
+            # What was written or removed while the folder was listed is as this process knows it.
+            gone, new = before - set(self._sizes), self._sizes.keys() - before
+            later = [(key, self._sizes[key]) for key in self._sizes if key in new]
+            listed = [(entry.key, entry.nbytes) for entry in entries if entry.key not in gone]
+            self._sizes = OrderedDict([*(one for one in listed if one[0] not in new), *later])
+        return entries
+
+    def _expired(self, key: str, age: float) -> bool:
+        return self.spec.ttl is not None and age > self.spec.ttl and not key.startswith(SESSIONS)
+
+    def _check_sessions(self, key: str, size: int) -> None:
+        held = sum(
+            entry.nbytes
+            for entry in self.entries()  # other processes save sessions too
+            if entry.key.startswith(SESSIONS) and entry.key != key
+        )
         if held + size > (self.spec.capacity or 0):
             raise TierError(
                 f"{held:,} bytes of saved sessions and {size:,} more pass its {self.spec.capacity:,}",

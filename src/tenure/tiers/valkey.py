@@ -8,6 +8,7 @@ closed, never used again: a late reply would be taken for the answer to the next
 
 from __future__ import annotations
 
+import math
 import secrets
 import tempfile
 import threading
@@ -79,7 +80,7 @@ class ValkeyTier(Tier):
 
     def write(self, key: str, blob: Blob) -> None:
         """See :class:`Tier`. An entry lives as long as the option ``ttl`` says, one day by default."""
-        generation = secrets.token_hex(8)
+        generation = f"{int(time.time())}.{secrets.token_hex(8)}"
         names = [f"{_PREFIX}part:{generation}:{number}" for number in range(len(blob.ranges))]
         end = int((time.time() + (self.spec.ttl or _DAY)) * 1000)
         manifest = Blob({**blob.header, "names": names}, blob.body[:0]).prefix()
@@ -172,8 +173,7 @@ class ValkeyTier(Tier):
             for name in names - parts:
                 parts -= {part.encode() for part in _names(client.get(name))}
             # A part that another process has just written waits for its manifest.
-            fresh = ((self.spec.ttl or _DAY) - _FRESH) * 1000
-            old = [name for name in parts if client.pttl(name) < fresh]
+            old = [name for name in parts if _written(name) < time.time() - _FRESH]
             if old:
                 client.unlink(*old)
         return len(old)
@@ -192,9 +192,10 @@ class ValkeyTier(Tier):
         """The client; trouble becomes a TierError, and every connection that is at rest is closed."""
         try:
             yield self.client
-        except (self._valkey.ValkeyError, OSError) as error:
-            # The client closes a connection that an error broke off; the others may have been lost with the server.
-            self._pool.disconnect(inuse_connections=False)
+        except (self._valkey.ValkeyError, OSError, ValueError, TypeError) as error:
+            # What the client cannot even read raises what its parser happens to; whoever writes so is no server to be
+            # read further. Else it closes a connection that an error broke off; others may be lost with the server.
+            self._pool.disconnect(inuse_connections=not isinstance(error, self._valkey.ValkeyError | OSError))
             raise TierError(f"{type(error).__name__}: {error}", option=self.name) from error
 
     def _parts(self, names: list[str]) -> list[bytes | None]:
@@ -253,6 +254,12 @@ class ValkeyTier(Tier):
             self._folder.cleanup()
             raise ConfigError(f"no Valkey server could be started: {error}", option="tiers") from error
         return f"unix://{place}"
+
+
+def _written(name: bytes) -> float:
+    """When a part was written, as its name tells; never for one that tells nothing, which is left to expire."""
+    time_of = name.split(b":")[2].partition(b".")[0]
+    return float(time_of) if time_of.isdigit() else math.inf
 
 
 def _names(manifest: Any) -> list[str]:
