@@ -123,6 +123,19 @@ def test_rollback_and_forks_of_a_restored_session(engines, file):
     assert go_on(again.fork()) == go_on(session.fork())
 
 
+def test_taking_a_turn_back_is_the_same_behind_an_answer_that_was_saved(engines, file):
+    """Clocks and scores go back to where the answer ended, which nobody knew yet when it was saved."""
+    session = grown(chat_engine(engines), policy="h2o")
+    session.save(file)
+    again = session.engine.restore(file)
+    length = len(session)
+    for one in (session, again):
+        one.append(user("More of it. " * 2))
+        one.keep_first(length)
+    assert again.memory.aging.times == session.memory.aging.times
+    assert state_of(again) == state_of(session)
+
+
 def test_tokens_that_were_queued_and_not_computed_are_saved(engines, file):
     engine = chat_engine(engines)
     session = engine.session(**SMALL)

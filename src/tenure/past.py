@@ -70,13 +70,14 @@ class Past:
         self._ahead: tuple[Moment, int] | None = None
         """A moment one token ahead, and that token: it is taken back to be computed again, for its logits."""
         self._names: set[str] = set()
-        self._decoding = False
+        self.decoding = False
+        """Whether the last forward wrote an answer."""
 
     def fork(self) -> Past:
         """An independent copy; moments never change, so they are shared."""
         copy = Past()
         copy.moments, copy._ahead = list(self.moments), self._ahead
-        copy._names, copy._decoding = set(self._names), self._decoding
+        copy._names, copy.decoding = set(self._names), self.decoding
         return copy
 
     def wrote(self, name: str) -> None:
@@ -85,9 +86,9 @@ class Past:
 
     def coming(self, memory: Memory, *, decoding: bool) -> None:
         """A forward is about to be entered: where an answer ends with it, remember the present."""
-        if self._decoding and not decoding:
+        if self.decoding and not decoding:
             self._take(memory)
-        self._decoding = decoding
+        self.decoding = decoding
 
     def come(self, memory: Memory, *, decoding: bool) -> None:
         """A forward was entered: where nothing is left to read, remember the present."""
@@ -129,7 +130,7 @@ class Past:
         ahead = above is not None and above.length == count + 1
         self._ahead = (above, memory.ids[count]) if above is not None and ahead else None
         self.moments = [one for one in self.moments if one.length <= count]
-        self._decoding = False
+        self.decoding = False
 
     def state(self) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
         """Plain values, and tensors by name; complete with :meth:`fill`."""

@@ -87,6 +87,7 @@ def describe(session: Session) -> tuple[dict[str, Any], dict[str, Tensor]]:
         state["late"], kept = memory.late.state()
         tensors |= {f"late.{name}": one for name, one in kept.items()}
     state["past"], kept = memory.past.state()
+    state["decoding"] = memory.past.decoding
     tensors |= {f"past.{name}": one for name, one in kept.items()}
     odd = memory.rows.odd_rows()
     if odd is not None:
@@ -126,6 +127,7 @@ def rebuild(engine: Engine, state: Mapping[str, Any], tensors: Mapping[str, Tens
     memory.rows.fill(tensors["keys"], tensors["values"], odd)
     _fill_late(memory, state.get("late"), tensors)
     memory.past.fill(state.get("past", []), _of("past.", memory, tensors))
+    memory.past.decoding = state.get("decoding", False)
     _fill_backlog(memory, state["backlog"])
     memory._chunk_left = state["chunk_left"]
     if "evictions" in state:  # files of earlier versions have no log of them
