@@ -11,8 +11,10 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
 from tenure.kernels import build as building
+from tenure.kernels.binding import bind
 from tenure.kernels.build import BuildError, build, load
 from tenure.kernels.native import native
 
@@ -85,6 +87,43 @@ def test_a_damaged_library_is_built_again(compiler: Compiler, content: bytes) ->
     library = build([str(compiler.path)])
     library.write_bytes(content)
     assert load([str(compiler.path)]).tenure_seven() == 7
+
+
+def test_what_a_killed_build_has_left_goes_with_the_next(compiler: Compiler) -> None:
+    script = compiler.path.read_text()
+    compiler.path.write_text(
+        script.replace("exec", 'case "$*" in *-fPIC*) kill -9 $PPID; sleep 9;; esac; exec')
+    )
+    process = os.fork()
+    if not process:
+        build([str(compiler.path)])
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == -9
+    folder = compiler.path.parent / "cache" / "native"
+    assert list(folder.iterdir())
+    compiler.path.write_text(script)
+    library = build([str(compiler.path)])
+    assert list(folder.iterdir()) == [library]
+
+
+OWN = """
+static int threads;
+void omp_set_num_threads(int count) { threads = count; }
+int tenure_threads(void) { return threads; }
+"""
+
+
+def test_a_library_with_an_openmp_of_its_own_follows_the_threads_of_torch(compiler: Compiler) -> None:
+    building._SOURCES[0].write_text(OWN)
+    threads = bind(load([str(compiler.path)]), "tenure_threads", [], ctypes.c_int)
+    before, found = torch.get_num_threads(), []
+    try:
+        for count in (3, 1, 2):
+            torch.set_num_threads(count)
+            found.append(threads())
+    finally:
+        torch.set_num_threads(before)
+    assert found == [3, 1, 2]
 
 
 def test_another_processor_has_another_library(compiler: Compiler) -> None:

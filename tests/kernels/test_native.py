@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from tenure.kernels import reference
-from tenure.kernels.native import MAX_TOKENS, Step, Steps, native
+from tenure.kernels.decoding import Step, Steps
+from tenure.kernels.native import native
+from tenure.kernels.products import MAX_TOKENS
 from tenure.models.weights import Projection
 
 pytestmark = pytest.mark.skipif(native() is None, reason="no C compiler")
@@ -123,6 +125,19 @@ def test_int8_products_of_a_token_are_the_same_alone_and_in_a_chunk():
     alone = torch.cat([made(row[None]) for row in x])
     near(alone, made(x), 0.01)
     assert (alone == made(x)).float().mean() > 0.98  # the rest differs by the order of fp32 sums
+
+
+@pytest.mark.parametrize("tokens", [2, 40])
+@pytest.mark.parametrize("place", [0, 63, 150])
+def test_int8_products_show_what_is_no_number(tokens, place):
+    """Rounded to an integer it would be gone without a trace."""
+    made = projection(torch.int8, 40, 200, False)
+    x = numbers(tokens, 200, seed=3)
+    x[1, place] = math.nan
+    got = made.few(native(), x, torch.empty(tokens, 40))
+    assert got.isnan().any(1).tolist() == [row == 1 for row in range(tokens)]
+    if native().can_multiply(x.bfloat16()):
+        assert made(x.bfloat16()).isnan().any(1).tolist() == [row == 1 for row in range(tokens)]
 
 
 @pytest.mark.slow

@@ -17,7 +17,8 @@ from tenure.cache.ragged import RaggedSegment
 from tenure.cache.rows import RowSegment
 from tenure.errors import IntegrityError
 from tenure.kernels import Kernels
-from tenure.kernels.native import Native, Step, Steps
+from tenure.kernels.decoding import Step, Steps
+from tenure.kernels.native import Native
 
 Watch = Callable[[int, Tensor, Tensor], None]
 """Told of each layer's unrotated queries ``[H, new, D]`` and their log-sum-exp ``[G, g, new]`` over all keys."""

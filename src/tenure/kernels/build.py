@@ -6,7 +6,6 @@ import ctypes
 import functools
 import os
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 
+from tenure.files import remove_parts, replace_file
 from tenure.kernels.threads import openmp
 from tenure.paths import cache_folder
 
@@ -76,16 +76,16 @@ def build(compiler: Sequence[str]) -> Path:
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        built = Path(folder, "native.so")
+    remove_parts(target.parent)
+
+    def write(part: Path) -> None:
         try:
-            _compile(compiler, built, [_OPENMP], shared=shared)
+            _compile(compiler, part, [_OPENMP], shared=shared)
         except BuildError:
             # A compiler without OpenMP, or without its library: one thread is better than none.
-            _compile(compiler, built, [])
-        with built.open("rb") as file:
-            os.fsync(file.fileno())
-        built.replace(target)
+            _compile(compiler, part, [])
+
+    replace_file(target, write)
     return target
 
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from tenure.kernels import common, reference
 from tenure.kernels.build import has_tiles
 from tenure.kernels.common import decode
-from tenure.kernels.native import MAX_ROWS, Native, native
+from tenure.kernels.native import Native, native
+from tenure.kernels.products import MAX_ROWS
 from tenure.kernels.reference import in_two_calls, merge
 
 __all__ = ["attend", "attend_weighted", "attention_mass", "decode", "extend", "merge", "rotate"]

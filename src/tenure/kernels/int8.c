@@ -19,9 +19,12 @@
 /* Rounds a span. The instruction takes one factor without a sign, so weights get 128 added; returns what that adds to each
  * lane, negative, for sums to start from. */
 static inline __m512i round_span(const __m512 *x, int8_t *values, float *scale) {
-    __m512 top = _mm512_set1_ps(1e-30f);
-    for (int i = 0; i < SPAN / 16; i++) top = _mm512_max_ps(top, _mm512_abs_ps(x[i]));
-    float largest = _mm512_reduce_max_ps(top);
+    /* As integers, which order sizes alike, a number that is none is the largest: the scale shows it, a rounded value could not. */
+    __m512i top = _mm512_castps_si512(_mm512_set1_ps(1e-30f));
+    for (int i = 0; i < SPAN / 16; i++) top = _mm512_max_epi32(top, _mm512_castps_si512(_mm512_abs_ps(x[i])));
+    int bits = _mm512_reduce_max_epi32(top);
+    float largest;
+    memcpy(&largest, &bits, sizeof bits);
     __m512 inverse = _mm512_set1_ps(127.0f / largest);
     for (int i = 0; i < SPAN / 16; i++) {
         __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(x[i], inverse));
