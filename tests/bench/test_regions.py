@@ -11,10 +11,10 @@ import pytest
 from transformers import AutoTokenizer
 
 from tenure.bench import regions as bench
+from tenure.bench import regions_page, report
 from tenure.bench import regions_summary as summary
-from tenure.bench import report
 from tenure.bench.calibration import transcripts
-from tenure.bench.regions_transcript import FACTS, REGIONS, transcript
+from tenure.bench.regions_transcript import FACTS, REGIONS, VERSION, transcript
 from tenure.errors import ConfigError
 from tenure.regions import infer_region
 from tests.chats import chat_engine
@@ -74,11 +74,17 @@ def test_a_run_its_resumption_and_its_summary(engines, tmp_path) -> None:
     assert len(stored) == 2
     more = config_of(arms=(*config.arms, "memdecay"))
     notes.clear()
+    for path in stored:
+        older = json.loads(path.read_text()) | {"commit": "0123456789ab"}
+        for arm in older["arms"].values():
+            del arm["commit"]  # as files have been before
+        path.write_text(json.dumps(older))
     bench.run(more, tmp_path, notes.append, load=lambda name: engine)
     assert len(notes) == 2, "only the new arm"
     one = json.loads(bench.run_file(tmp_path, "tiny", 900, 0.5, 1).read_text())
     assert list(one["arms"]) == list(more.arms)
     assert one["slots"] == round(one["tokens"] * 0.5)
+    assert one["arms"]["h2o"]["commit"] == "0123456789ab" != one["arms"]["memdecay"]["commit"]
     for arm in one["arms"].values():
         assert set(arm["facts"]) == set(REGIONS)
         assert all(total == 3 and 0 <= found <= 3 for found, total in arm["facts"].values())
@@ -88,6 +94,9 @@ def test_a_run_its_resumption_and_its_summary(engines, tmp_path) -> None:
     assert whole["arms"]["memdecay"]["facts"]["user"][1] == 6
     assert set(whole["arms"]["memdecay"]) >= {"facts", "wall_s", "interval", "against_h2o"}
     assert whole["seeds"] == [1, 2]
+    assert "none, truncated, h2o, memdecay-pinned: commit 0123456789ab." in regions_page.section(
+        [whole], None, str
+    )
     pictures = [tmp_path / plots / "regions-tiny-900.svg" for plots in ("one", "two")]
     for picture in pictures:
         summary.draw(tmp_path, more, picture.parent, notes.append)
@@ -138,6 +147,34 @@ def test_the_report_shows_summaries_and_the_pooled_test(engines, tmp_path) -> No
     found = sum(right for right, _ in facts.values())
     assert f"| memdecay | {found} of 48 | {facts['system'][0]} of 6 |" in page
     assert "runs/" not in page, "single transcripts are not shown"
+
+
+def test_other_files_are_not_gone_on_from(tmp_path) -> None:
+    """Damaged ones, and those of other options: no model is needed to tell."""
+
+    def never(name):
+        raise AssertionError
+
+    config = config_of(seeds=(1,))
+    path = bench.run_file(tmp_path, "tiny", 900, 0.5, 1)
+    path.parent.mkdir()
+    was = {"task_version": VERSION, "chunk": 64, "dtype": "auto", "device": "cpu", "regions": None}
+    path.write_text(json.dumps({"config": was, "arms": {"h2o": {}}}))
+    with pytest.raises(ConfigError, match="another chunk"):
+        bench.run(config, tmp_path, str, load=never)
+    for content in ("{", "[]", "{}"):
+        path.write_text(content)
+        with pytest.raises(ConfigError, match=r"900-50-1\.json"):
+            bench.run(config, tmp_path, str, load=never)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"seeds": ()}, "seeds: none"), ({"lengths": (0,)}, "lengths: 0"), ({"chunk": -1}, "chunk: -1")],
+)
+def test_refused_options(changes, said) -> None:
+    with pytest.raises(ConfigError, match=said):
+        config_of(**changes)
 
 
 def test_the_full_cache_is_played_once_for_all_budgets(engines, tmp_path) -> None:

@@ -96,6 +96,13 @@ class RegionsConfig:
             raise ConfigError(
                 f"{unknown[0]!r} is not known", option="arms", way_out=f"Known: {', '.join(ARMS)}"
             )
+        for option in ("models", "lengths", "budgets", "seeds", "arms"):
+            if not getattr(self, option):
+                flag = "model" if option == "models" else option
+                raise ConfigError("none is given", option=flag, way_out="Give one or more")
+        if short := [number for number in (*self.lengths, self.chunk) if number < 1]:
+            option = "chunk" if self.chunk < 1 else "lengths"
+            raise ConfigError(f"{short[0]} is too small", option=option, way_out="Give at least 1")
         for share in self.budgets:
             if not 0 < share < 1:
                 raise ConfigError(f"{share} is no share", option="budgets", way_out="Give 0.125, for example")
@@ -146,7 +153,7 @@ def run(
     for model, length, budget in cells(config):
         for seed in config.seeds:
             path = run_file(folder, model, length, budget, seed)
-            old = (stored(path) or {}).get("arms", {}) if resume else {}
+            old = _kept(path, config) if resume else {}
             same = (model, length, seed)
             if "none" in old:
                 full[same] = old["none"]
@@ -158,6 +165,9 @@ def run(
             known = {"none": full[same]} if "none" in missing and same in full else {}
             missing = [name for name in missing if name not in known]
             result = play_seed(engines[model], config, length, budget, seed, missing, note)
+            origin = record.origin()
+            for arm in result["arms"].values():
+                arm["commit"] = origin["commit"]
             result["arms"] = old | known | result["arms"]
             if "none" in result["arms"]:
                 full[same] = result["arms"]["none"]
@@ -168,7 +178,7 @@ def run(
                 "seed": seed,
                 "task_version": VERSION,
             }
-            record.write(path, {"bench": "regions", **record.origin(), "config": setting, **result})
+            record.write(path, {"bench": "regions", **origin, "config": setting, **result})
 
 
 def export(config: RegionsConfig, path: Path) -> int:
@@ -200,11 +210,43 @@ def _counter(tokenizer: Any) -> Callable[[str], int]:
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False))
 
 
+def _kept(path: Path, config: RegionsConfig) -> dict[str, Any]:
+    """Arms of a file that was made with the same options.
+
+    Raises:
+        ConfigError: it was made with others: arms that differ in them as well cannot be compared.
+    """
+    found = stored(path)
+    if found is None:
+        return {}
+    was = found["config"]
+    if other := [
+        key for key in ("chunk", "dtype", "device", "regions") if was.get(key) != getattr(config, key)
+    ]:
+        raise ConfigError(
+            f"{path} was made with another {', '.join(other)}",
+            option="folder",
+            way_out="Give another folder, or go without --resume to make it anew",
+        )
+    for arm in found["arms"].values():
+        arm.setdefault("commit", found.get("commit"))
+    return dict(found["arms"])
+
+
 def stored(path: Path) -> dict[str, Any] | None:
-    """What a file of :func:`run_file` holds; None if there is none, or one of another version of the task."""
+    """What a file of :func:`run_file` holds; None if there is none, or one of another version of the task.
+
+    Raises:
+        ConfigError: it is damaged.
+    """
     if not path.exists():
         return None
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"not JSON: {error}", option=str(path), way_out="Remove it") from error
+    if not isinstance(found, dict) or not {"config", "arms"} <= set(found):
+        raise ConfigError("no played transcript", option=str(path), way_out="Remove it")
     return found if found["config"].get("task_version") == VERSION else None
 
 

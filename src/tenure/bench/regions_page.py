@@ -51,7 +51,7 @@ def section(settings: Iterable[Found], pooled: Found | None, machine: Callable[[
     """
     lines = []
     for one in sorted(settings, key=_order):
-        lines += [*_setting(one), "", machine(one), ""]
+        lines += [*_setting(one), "", machine(one) + _commits(one), ""]
     if pooled is not None:
         for model, arms in pooled["pooled"].items():
             lines += [f"### {model}, all lengths and budgets together, over {BASE}", ""]
@@ -91,6 +91,15 @@ def _setting(one: Found) -> list[str]:
             f"| {'' if test is None else _test(test)} |"
         )
     return lines
+
+
+def _commits(one: Found) -> str:
+    """Arms that another commit has played than the summary's."""
+    others: dict[tuple[str, ...], list[str]] = {}
+    for name, arm in one["arms"].items():
+        if (commits := tuple(arm.get("commits", ()))) not in ((), (one["commit"],)):
+            others.setdefault(commits, []).append(name)
+    return "".join(f" {', '.join(arms)}: commit {', '.join(commits)}." for commits, arms in others.items())
 
 
 def _test(test: Found) -> str:

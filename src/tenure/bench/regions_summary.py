@@ -51,7 +51,7 @@ def summarise(folder: Path, config: RegionsConfig) -> dict[str, Any]:
                     "model": model,
                     "length": length,
                     "budget": budget,
-                    "chunk": config.chunk,
+                    "chunk": first["config"]["chunk"],
                     "task_version": VERSION,
                 },
                 "seeds": sorted(seeds),
@@ -89,6 +89,7 @@ def _arm(seeds: Seeds, name: str) -> dict[str, Any]:
     found: dict[str, Any] = {
         "facts": facts,
         "wall_s": round(sum(one["wall_s"] for one in mine), 3),
+        "commits": sorted({one["commit"] for one in mine if one.get("commit")}),
         "unpinned": free,
         "unpinned_share": round(sum(free) / (total * len(free)), 4),
         "interval": interval([one / total for one in free]),
