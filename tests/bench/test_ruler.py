@@ -105,14 +105,14 @@ def test_other_files_are_not_gone_on_from(tmp_path):
 def test_a_run_is_resumed_and_summed_up(engines, tmp_path, monkeypatch):
     engine = chat_engine(engines)
     settings = Settings(
-        model="tiny", tokens=(160,), families=("single", "continuation"), methods=("gracekv", "snapkv"),
+        model="tiny", tokens=(240,), families=("single", "continuation"), methods=("gracekv", "snapkv"),
         ratios=(2.0, 8.0), modes=("agnostic", "aware"),
     )  # fmt: skip
     monkeypatch.setattr("tenure.bench.ruler.play.CONTINUATION", 16)
     found = run(engine, settings, tmp_path, range(1))
     files = sorted(path.name for path in tmp_path.iterdir())
-    assert files == ["continuation-160-0000.json", "single-160-0000.json"]
-    said = json.loads((tmp_path / "single-160-0000.json").read_text())
+    assert files == ["continuation-240-0000.json", "single-240-0000.json"]
+    said = json.loads((tmp_path / "single-240-0000.json").read_text())
     assert said["config"]["task_version"] == 1
     tokens = said["cells"][0]["context_tokens"]
     layout = engine.layout
