@@ -83,7 +83,7 @@ class Engine:
         """Where evicted spans live, for all sessions; None where none is configured."""
         if self.config.tiers:
             self.tiers = TierStack.of(self.config.tiers, self.fingerprint.digest)
-            weakref.finalize(self, self.tiers.close)
+            weakref.finalize(self, self.tiers.abandon)
         layout = self.adapter.layout
         self.kernels = kernels_for(layout.device)
         self.device = Device(

@@ -7,6 +7,8 @@ import logging
 import sys
 import threading
 import time
+import weakref
+from concurrent.futures.thread import _global_shutdown_lock
 from dataclasses import replace
 
 import pytest
@@ -399,6 +401,33 @@ def test_an_archive_that_ends_in_the_middle_of_a_call_holds_nothing_up(stack):
     finally:
         gc.unfreeze()
     assert one.stats()["tiers"][0]["entries"] == 1, "those that have ended are released by the next call"
+
+
+def test_an_engine_that_ends_in_the_middle_of_a_call_holds_nothing_up(stack, tmp_path):
+    """As in the queue of another pool of threads: all of them share one lock."""
+    one, archives, owner = stack(host=1, disk=9), [], Collecting(threading.Lock())
+    archives.append(SpanArchive(one))
+    for seed in range(3):
+        archives[0].put(record(str(seed), seed=seed))
+    one.flush()
+    weakref.finalize(owner, one.abandon)
+    owner.itself = owner
+    done = threading.Event()
+
+    def work():
+        with _global_shutdown_lock:
+            gc.collect()
+        done.set()
+
+    del owner
+    archives.clear()
+    threading.Thread(target=work, daemon=True).start()
+    assert done.wait(20)
+    for _ in range(500):
+        if not files(tmp_path):
+            break
+        time.sleep(0.01)
+    assert files(tmp_path) == []
 
 
 def test_what_is_forgotten_while_others_move_down_is_left_nowhere(stack, monkeypatch):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from _thread import start_new_thread  # threading's own takes a lock
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError, Future
@@ -217,6 +218,16 @@ class TierStack:
         self._remove_stale()
         for store in self.stores:
             store.tier.close()
+
+    def abandon(self) -> None:
+        """:meth:`close` for a finalizer, which may run in the middle of any call with any lock held: a thread does it.
+
+        At the end of the process nothing is in the middle of anything, and nobody would wait for that thread.
+        """
+        if threading.main_thread().is_alive():
+            start_new_thread(self.close, ())
+        else:
+            self.close()
 
     # -- inside ----------------------------------------------------------------------------------
 
