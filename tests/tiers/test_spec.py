@@ -32,12 +32,15 @@ def test_host_memory_comes_first_named_or_not(tmp_path):
     assert [spec.kind for spec in parse_tiers([f"disk:{tmp_path}:1M"])] == ["host", "disk"]
     with pytest.raises(ConfigError, match="first"):
         parse_tiers([f"disk:{tmp_path}:1M", "host:1M"])
+    with pytest.raises(ConfigError, match="twice"):  # what moves down would overwrite itself, and be removed
+        parse_tiers([f"disk:{tmp_path}:1M", f"disk:{tmp_path}:2M"])
 
 
 @pytest.mark.parametrize(
     "text",
     [
         *("", "host:0", "host:x", "host:-1M", "host:1M?codec=gzip", "host:1M?ttl=soon", 7, "tape:/a:1M"),
+        *("host:" + 400 * "9", "disk:/a:1M?ttl=", "disk:/a:1M?ttl=" + 400 * "9"),
         *("disk", "disk:", "disk:/a", "disk::1M", "disk:/a:1M?ttl=0", "disk:/a:1M?compress=1"),
     ],
 )

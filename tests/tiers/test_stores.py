@@ -6,6 +6,8 @@ import errno
 import itertools
 import logging
 import os
+import resource
+import signal
 import socket
 import threading
 import time
@@ -383,6 +385,37 @@ def test_one_warning_and_no_further_tries_for_a_while(on_disk, monkeypatch, capl
     monkeypatch.undo()
     store.breaker._until = 0.0  # the rest is over
     assert store.write("a", blob("a"))
+    assert equal(store.read("a"), blob("a"))
+    store.stop()
+
+
+def test_a_full_disk_is_read_and_emptied(on_disk, caplog):
+    """The kernel refuses files over 3 KB, as a full disk does."""
+    store = Store(on_disk())
+    assert store.write("a", blob("a"))
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.getsignal(signal.SIGXFSZ)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))
+    try:
+        with caplog.at_level(logging.WARNING, "tenure.tiers"):
+            assert [store.write(key, blob(key)) for key in "bcd"] == [False] * 3
+        assert equal(store.read("a"), blob("a"))
+        assert store.delete(["a"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert ["takes nothing more" in entry.message for entry in caplog.records] == [True]
+    assert store.tier.counters.to_json()["write errors"] >= 1
+    store._room._until = 0.0  # the rest is over
+    assert store.write("b", blob("b"))
+    store.stop()
+
+
+def test_a_full_server_is_read(valkey_server):
+    server = valkey_server(maxmemory="3mb", maxmemory_policy="noeviction")
+    store = Store(ValkeyTier(at(server)))
+    assert store.write("a", blob("a"))
+    assert not store.write("large", blob("large", size=5 << 20))
     assert equal(store.read("a"), blob("a"))
     store.stop()
 

@@ -35,6 +35,10 @@ class BrokenError(TierError):
     """An entry is not what was written under its key."""
 
 
+class RefusedError(TierError):
+    """A store answers, and does not take an entry: it is full for example. What it has it still gives."""
+
+
 @dataclass(frozen=True)
 class Blob:
     """An entry.

@@ -17,10 +17,12 @@ class Breaker:
 
     Args:
         name: of the store.
+        fails: what it does not do where it fails, for the log.
+        works: what it does again.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, *, fails: str = "does not answer", works: str = "answers again") -> None:
+        self._name, self._fails, self._works = name, fails, works
         self._lock = threading.Lock()
         self._wait = 0.0
         self._until = 0.0
@@ -49,11 +51,11 @@ class Breaker:
             self._wait = min(_MOST, max(_FIRST, 2 * self._wait))
             self._until = time.monotonic() + self._wait
         if first:
-            _LOG.warning("%s does not answer (%s); sessions go on without it", self._name, why)
+            _LOG.warning("%s %s (%s); sessions go on without it", self._name, self._fails, why)
 
     def worked(self) -> None:
         """The store has answered."""
         with self._lock:
             back, self._wait, self._until = self._wait > 0, 0.0, 0.0
         if back:
-            _LOG.warning("%s answers again", self._name)
+            _LOG.warning("%s %s", self._name, self._works)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -21,6 +22,7 @@ from tenure.tiers.blob import (
     PREFIX_BYTES,
     Blob,
     BrokenError,
+    RefusedError,
     body_length,
     check_part,
     header_length,
@@ -29,6 +31,8 @@ from tenure.tiers.blob import (
 from tenure.tiers.spec import TierSpec
 
 _ENDING = ".tier"
+_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
+"""What a folder says that can be read and not written."""
 
 
 class DiskTier(Tier):
@@ -78,7 +82,8 @@ class DiskTier(Tier):
         try:
             replace_file(path, fill)
         except OSError as error:
-            raise TierError(f"{path}: {error.strerror or error}", option=self.name) from error
+            kind = RefusedError if error.errno in _REFUSED else TierError
+            raise kind(f"{path}: {error.strerror or error}", option=self.name) from error
         with self._lock:
             self._sizes[key] = len(prefix) + blob.nbytes
             self._sizes.move_to_end(key)

@@ -24,6 +24,8 @@ _WAY_OUT = "Give host:SIZE, disk:PATH:SIZE, valkey:SIZE (a server of its own), o
 _SCHEMES = ("valkey://", "valkeys://", "redis://", "rediss://", "unix://")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _TIMES = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_LARGEST, _LONGEST = 1 << 62, 36500 * 86400
+"""Bytes and seconds that nobody means more of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,11 @@ def parse_tiers(texts: Iterable[str]) -> tuple[TierSpec, ...]:
         return ()
     if any(spec.kind == "host" for spec in specs[1:]):
         raise ConfigError("host memory must be the first tier", option="tiers", way_out="Put host:SIZE first")
+    places = [spec.where for spec in specs if spec.where]
+    if len({*places}) < len(places):
+        raise ConfigError(
+            "a place is named twice", option="tiers", way_out="Name each folder and each server once"
+        )
     if specs[0].kind != "host":
         specs.insert(0, TierSpec(kind="host", capacity=_HOST))
     return tuple(specs)
@@ -75,7 +82,7 @@ def parse_tier(text: str) -> TierSpec:
     if not isinstance(text, str):
         raise ConfigError(f"{text!r} is no text", option="tiers", way_out=_WAY_OUT)
     place, _, query = text.partition("?")
-    options = dict(parse_qsl(query))
+    options = dict(parse_qsl(query, keep_blank_values=True))
     ttl, timeout = options.pop("ttl", None), options.pop("timeout", None)
     codec = options.pop("codec", "raw").replace(" ", "+")  # what a plus sign means in the query of a URL
     if codec not in CODECS:
@@ -126,16 +133,17 @@ def _place(text: str, place: str, options: dict[str, str]) -> TierSpec:
 def _size(text: str, size: str) -> int:
     """Bytes of ``10GiB``, ``512M`` and the like; a unit without ``i`` is binary too."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", size.strip(), re.IGNORECASE)
-    count = int(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
-    if count < 1:
+    count = float(match[1]) * _UNITS[match[2].upper()] if match else 0.0
+    if not 1 <= count <= _LARGEST:
         raise ConfigError(f"{text!r}: {size!r} is no size", option="tiers", way_out="Give 512MiB or 10GiB")
-    return count
+    return int(count)
 
 
 def _seconds(text: str, time: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd]?)", time.strip(), re.IGNORECASE)
-    if not match or not float(match[1]):
+    length = float(match[1]) * _TIMES[match[2].lower() or "s"] if match else 0.0
+    if not 0 < length <= _LONGEST:
         raise ConfigError(
             f"{text!r}: {time!r} is no time", option="tiers", way_out="Give 0.5s, 30m, 12h or 7d"
         )
-    return float(match[1]) * _TIMES[match[2].lower() or "s"]
+    return length

@@ -1,7 +1,7 @@
 """A tier behind threads of its own: a store that stalls keeps nobody waiting longer than its time-out.
 
 Writes are done one after the other by one thread, reads by a few. Whoever waits for a read gives up after the tier's
-time-out and takes it for a miss; the breaker then keeps further ones away.
+time-out and takes it for a miss; the breaker then keeps further ones away. A store that is full is still read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TypeVar
 from tenure.errors import TierError
 from tenure.kernels.threads import compute_alone
 from tenure.tiers.base import Tier
-from tenure.tiers.blob import Blob, BrokenError
+from tenure.tiers.blob import Blob, BrokenError, RefusedError
 from tenure.tiers.breaker import Breaker
 from tenure.tiers.disk import DiskTier
 
@@ -36,6 +36,7 @@ class Store:
     def __init__(self, tier: Tier) -> None:
         self.tier = tier
         self.breaker = Breaker(tier.name)
+        self._room = Breaker(tier.name, fails="takes nothing more", works="takes entries again")
         self._writer = ThreadPoolExecutor(1, f"tenure-{tier.kind}-write", compute_alone)
         self._readers = ThreadPoolExecutor(_READERS, f"tenure-{tier.kind}-read", compute_alone)
         # A server removes by itself what has expired; in a folder it has waited for the first write.
@@ -44,8 +45,12 @@ class Store:
 
     def write(self, key: str, blob: Blob) -> bool:
         """Store an entry, in this thread. False where it was not stored; never raises for trouble of the store."""
+        if not self._room.admits():
+            self.tier.counters.add("skipped")
+            return False
         done = self._ask("write", lambda: (self.tier.write(key, blob), True)[1])
         if done:
+            self._room.worked()
             self.tier.counters.add("written")
             self.tier.counters.add("bytes written", blob.nbytes)
         return bool(done)
@@ -101,11 +106,16 @@ class Store:
         if not self.breaker.admits():
             counters.add("skipped")
             return None
+        answer: T | None
         try:
             answer = call()
         except BrokenError:
             counters.add("broken")
             return None
+        except RefusedError as error:
+            counters.add(f"{what} errors")
+            self._room.failed(error.cause)
+            answer = None
         except TierError as error:
             counters.add(f"{what} errors")
             self.breaker.failed(error.cause)

@@ -22,7 +22,7 @@ import numpy as np
 
 from tenure.errors import ConfigError, TierError
 from tenure.tiers.base import Entry, Tier
-from tenure.tiers.blob import Blob, BrokenError, body_length, check_part, read_header
+from tenure.tiers.blob import Blob, BrokenError, RefusedError, body_length, check_part, read_header
 from tenure.tiers.spec import TierSpec
 
 _PREFIX = "tenure:"
@@ -96,8 +96,11 @@ class ValkeyTier(Tier):
                 old = client.set(_PREFIX + key, manifest, pxat=end, get=True)
         except TierError as error:
             # Without an answer the manifest may be there: then its parts must stay, and expire with it.
-            if not sent or isinstance(error.__cause__, self._valkey.ResponseError):
+            refused = isinstance(error.__cause__, self._valkey.ResponseError)
+            if not sent or refused:
                 self._unlink(names)
+            if refused:
+                raise RefusedError(error.cause, option=self.name) from error
             raise
         self._unlink(_names(old))
         with self._lock:
