@@ -86,7 +86,7 @@ def _one_line(text: str) -> str:
 
 def _sums(arms: list[Arm]) -> Table:
     table = Table("arm", title="\nWhat each arm kept")
-    for name in ("facts found", "asked-for, resident", "rotary gap", "cache", "all keys, values", "share"):
+    for name in ("facts found", "needed, resident", "rotary gap", "cache", "all keys, values", "share"):
         table.add_column(name, justify="right")
     for arm in arms:
         stats = arm.session.stats()
