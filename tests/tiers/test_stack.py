@@ -315,21 +315,27 @@ def test_a_closed_stack_leaves_what_a_saved_session_names(stack, tmp_path):
     assert same(archive.get("2"), record("2", seed=7))
 
 
+def held(monkeypatch, tier):
+    """Hold writes of a tier back. Returns what says that one has begun, and what lets them go on."""
+    begun, go = threading.Event(), threading.Event()
+    real = tier.write
+
+    def write(key, blob):
+        begun.set()
+        go.wait(5)
+        real(key, blob)
+
+    monkeypatch.setattr(tier, "write", write)
+    return begun, go
+
+
 def test_what_a_saved_session_names_stays_when_it_is_forgotten_on_its_way(stack, monkeypatch):
     one = stack(host=1, disk=1, valkey=True)
     archive = SpanArchive(one)
     archive.put(record("a", seed=1))
     archive.put(record("b", seed=2))
     one.flush()
-    below, moving, go = one.stores[1].tier, threading.Event(), threading.Event()
-    real = below.write
-
-    def write(key, blob):
-        moving.set()
-        go.wait(5)
-        real(key, blob)
-
-    monkeypatch.setattr(below, "write", write)
+    moving, go = held(monkeypatch, one.stores[1].tier)
     keys, _ = archive.describe()
     assert set(keys) == {"a"}
     archive.put(record("c", seed=3))  # b goes to disk, a has to leave it
@@ -436,15 +442,8 @@ def test_what_is_forgotten_while_others_move_down_is_left_nowhere(stack, monkeyp
     for number in range(4):
         archive.put(record(str(number), seed=number))
     one.flush()
-    below, moving, go = one.stores[1].tier, threading.Event(), threading.Event()
-    real = below.write
-
-    def write(key, blob):
-        moving.set()
-        go.wait(5)
-        real(key, blob)
-
-    monkeypatch.setattr(below, "write", write)
+    below = one.stores[1].tier
+    moving, go = held(monkeypatch, below)
     one.stores[0].tier.spec = replace(one.stores[0].tier.spec, capacity=1)
     one.make_room()
     assert moving.wait(5)  # the first of three is on its way
@@ -459,18 +458,10 @@ def test_what_is_forgotten_while_others_move_down_is_left_nowhere(stack, monkeyp
 def test_what_is_forgotten_right_before_the_end_leaves_no_file(stack, tmp_path, monkeypatch, when):
     one = stack(host=1, disk=9)
     archive = SpanArchive(one)
-    tier, writing, go = one.stores[0].tier, threading.Event(), threading.Event()
-    real = tier.write
-
-    def write(key, blob):
-        writing.set()
-        go.wait(5)
-        real(key, blob)
-
     archive.put(record("a", seed=1))
     archive.put(record("b", seed=2))
     one.flush()
-    monkeypatch.setattr(tier, "write", write)
+    writing, go = held(monkeypatch, one.stores[0].tier)
     archive.put(record("c", seed=3))
     assert writing.wait(5)
     if when == "before":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import subprocess
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import psutil
 import torch
 
+from tenure.errors import ConfigError
 from tenure.files import replace_file
 from tenure.kernels.build import capabilities
 
@@ -74,3 +76,44 @@ def write(path: Path, record: dict[str, Any]) -> None:
         part.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
     replace_file(path, written)
+
+
+def read(path: Path, fields: Collection[str], what: str, way_out: str = "Remove it") -> dict[str, Any]:
+    """A record that was written.
+
+    Args:
+        path: of the file.
+        fields: that it has at least.
+        what: the file is not, where it lacks one, in words: ``no stored session``.
+        way_out: of a damaged one.
+
+    Raises:
+        ConfigError: it is damaged, or something else.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"not JSON: {error}", option=str(path), way_out=way_out) from error
+    if not isinstance(found, dict) or not set(fields) <= set(found):
+        raise ConfigError(what, option=str(path), way_out=way_out)
+    return found
+
+
+def check_same(path: Path, was: Mapping[str, Any], mine: Mapping[str, Any], option: str) -> None:
+    """Refuse to go on from a file that was made with other settings.
+
+    Args:
+        path: of the file.
+        was: its settings.
+        mine: those that must be the same.
+        option: names the folder.
+
+    Raises:
+        ConfigError: some differ.
+    """
+    if other := [key for key, value in mine.items() if was.get(key) != value]:
+        raise ConfigError(
+            f"{path} was made with another {', '.join(other)}",
+            option=option,
+            way_out="Give another folder, or go without --resume to make it anew",
+        )

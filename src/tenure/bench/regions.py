@@ -219,15 +219,8 @@ def _kept(path: Path, config: RegionsConfig) -> dict[str, Any]:
     found = stored(path)
     if found is None:
         return {}
-    was = found["config"]
-    if other := [
-        key for key in ("chunk", "dtype", "device", "regions") if was.get(key) != getattr(config, key)
-    ]:
-        raise ConfigError(
-            f"{path} was made with another {', '.join(other)}",
-            option="folder",
-            way_out="Give another folder, or go without --resume to make it anew",
-        )
+    mine = {key: getattr(config, key) for key in ("chunk", "dtype", "device", "regions")}
+    record.check_same(path, found["config"], mine, "folder")
     for arm in found["arms"].values():
         arm.setdefault("commit", found.get("commit"))
     return dict(found["arms"])
@@ -241,12 +234,7 @@ def stored(path: Path) -> dict[str, Any] | None:
     """
     if not path.exists():
         return None
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"not JSON: {error}", option=str(path), way_out="Remove it") from error
-    if not isinstance(found, dict) or not {"config", "arms"} <= set(found):
-        raise ConfigError("no played transcript", option=str(path), way_out="Remove it")
+    found = record.read(path, ("config", "arms"), "no played transcript")
     return found if found["config"].get("task_version") == VERSION else None
 
 

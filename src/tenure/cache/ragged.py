@@ -65,13 +65,13 @@ class Entries:
         count = torch.bincount(self.owner[mask], minlength=self.lengths.numel())
         return Entries(
             count.view_as(self.lengths),
-            *(getattr(self, item.name)[mask].contiguous() for item in fields(self) if item.name != "lengths"),
+            *(getattr(self, name)[mask].contiguous() for name in _ARRAYS),
         )
 
     def check(self, layout: Layout) -> None:
         """Raise IntegrityError if the parts do not fit together or a model of this shape."""
         total = int(self.lengths.sum())
-        arrays = [getattr(self, item.name) for item in fields(self) if item.name != "lengths"]
+        arrays = [getattr(self, name) for name in _ARRAYS]
         if any(len(array) != total for array in arrays):
             raise IntegrityError(f"{total} entries, arrays of {[len(array) for array in arrays]}")
         owner = self.owner
@@ -93,6 +93,15 @@ class Entries:
         broken = [text for text, holds in checks.items() if not holds]
         if broken:
             raise IntegrityError("; ".join(broken))
+
+
+_ARRAYS = tuple(item.name for item in fields(Entries) if item.name != "lengths")
+"""What there is of each entry."""
+
+
+def in_order(owner: Tensor, start: Tensor) -> Tensor:
+    """Numbers of entries head by head, in logical order within one: ``owner`` and ``start`` as in :class:`Entries`."""
+    return (owner.long() * (int(start.max()) + 1) + start).argsort(stable=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,15 +226,13 @@ class RaggedSegment:
             return segments[0]
         parts = [one.entries for one in segments]
         owner, start = torch.cat([one.owner for one in parts]), torch.cat([one.start for one in parts])
-        order = (owner * (int(start.max()) + 1) + start).argsort(stable=True)
+        order = in_order(owner, start)
 
         def of(name: str) -> Tensor:
             return torch.cat([getattr(one, name) for one in parts])[order]
 
         lengths = torch.stack([one.lengths for one in parts]).sum(0)
-        entries = Entries(
-            lengths, **{item.name: of(item.name) for item in fields(Entries) if item.name != "lengths"}
-        )
+        entries = Entries(lengths, **{name: of(name) for name in _ARRAYS})
         copies = [one.rotated for one in segments if one.rotated is not None]
         rotated = torch.cat(copies)[order] if len(copies) == len(segments) else None
         return cls(entries, rotated, segments[0].cos_sin, segments[0].kernels)

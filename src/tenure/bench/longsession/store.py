@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -74,15 +73,8 @@ def _stem(seed: int, arms: Iterable[str]) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        found, cause = None, f"not JSON: {error}"
-    else:
-        cause = "no stored session"
-    if not isinstance(found, dict) or not {"config", "seed", "arms", "date"} <= set(found):
-        raise ConfigError(cause, option=str(path), way_out="Remove it, and its session is played anew")
-    return found
+    fields = ("config", "seed", "arms", "date")
+    return record.read(path, fields, "no stored session", "Remove it, and its session is played anew")
 
 
 def _current(session: dict[str, Any]) -> dict[str, Any]:

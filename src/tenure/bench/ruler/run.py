@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -146,13 +145,8 @@ def _stored(path: Path, settings: Settings) -> list[dict[str, Any]]:
     """
     found = load(path)
     mine = {"task_version": VERSION, **asdict(settings)}
-    was = found.get("config", {})
-    if other := [key for key in ("task_version", "model", "dtype", "device") if was.get(key) != mine[key]]:
-        raise ConfigError(
-            f"{path} was made with another {', '.join(other)}",
-            option="results",
-            way_out="Give another folder, or go without --resume to make it anew",
-        )
+    same = {key: mine[key] for key in ("task_version", "model", "dtype", "device")}
+    record.check_same(path, found.get("config", {}), same, "results")
     return list(found["cells"])
 
 
@@ -162,13 +156,7 @@ def load(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: it is damaged.
     """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"not JSON: {error}", option=str(path), way_out="Remove it") from error
-    if not isinstance(found, dict) or "cells" not in found:
-        raise ConfigError("no cells of a prompt", option=str(path), way_out="Remove it")
-    return found
+    return record.read(path, ("cells",), "no cells of a prompt")
 
 
 def _lacks(cells: Sequence[Mapping[str, Any]], variant: Variant, settings: Settings, family: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tenure.cache.ragged import Entries
+from tenure.cache.ragged import Entries, in_order
 from tenure.compress.gracekv.trees import Forest, Tokens, blend, multiplicity
 
 
@@ -78,7 +78,6 @@ def prototypes(
 def assemble(parts: list[tuple[Tensor, ...]], layers: int, heads: int) -> Entries:
     """Entries of several makers in one, head by head in logical order."""
     pair, *arrays = (torch.cat(one) for one in zip(*parts, strict=True))
-    start = arrays[4]
-    order = (pair.long() * (int(start.max()) + 1) + start).argsort(stable=True)
+    order = in_order(pair, arrays[4])
     lengths = torch.bincount(pair, minlength=layers * heads).view(layers, heads)
     return Entries(lengths, *(array[order] for array in arrays))
