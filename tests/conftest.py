@@ -26,13 +26,6 @@ def tiny_model(family: str, *, layers: int = 3, seed: int = 0, **options: Any) -
     """A random fp32 model of a family; one seed gives one set of weights."""
     import transformers
 
-    names = {
-        "llama": "Llama",
-        "qwen2": "Qwen2",
-        "qwen3": "Qwen3",
-        "mistral": "Mistral",
-        "phi": "Phi",
-    }
     sizes: dict[str, Any] = {
         "vocab_size": VOCAB,
         "hidden_size": 64,
@@ -54,9 +47,9 @@ def tiny_model(family: str, *, layers: int = 3, seed: int = 0, **options: Any) -
         scaling = dict(options.pop("rope_parameters"))  # transformers 4 has two fields for it
         options["rope_theta"] = scaling.pop("rope_theta", 10000.0)
         options["rope_scaling"] = None if scaling["rope_type"] == "default" else scaling
-    config = getattr(transformers, f"{names[family]}Config")(**{**sizes, **options})
+    config = transformers.AutoConfig.for_model(family, **{**sizes, **options})
     torch.manual_seed(seed)
-    model = getattr(transformers, f"{names[family]}ForCausalLM")(config)
+    model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
             # Small initial weights give nearly uniform attention, under which few mistakes would show.

@@ -17,6 +17,8 @@ from tenure import Engine, SessionConfig
 from tenure.cli import app
 from tenure.commands.chat import HELP
 from tenure.commands.play import Player
+from tenure.models.adapter import STOCK_FAMILIES
+from tenure.models.fused import FUSED_FAMILIES
 from tenure.models.load import load_tokenizer
 from tenure.models.sources import resolve
 from tenure.planners import PLANNERS
@@ -154,6 +156,13 @@ def test_policies_planners_methods_and_tiers():
     assert len(methods - {"streaming", "random"}) == 10
     assert "GraceKV and ten other methods" in text(ROOT / "README.md")
     assert rows(doc("tiers"), "## Codecs") == set(CODECS)
+
+
+def test_families():
+    row = {line.split("`")[1]: line for line in doc("models").splitlines() if line.startswith("| `")}
+    for executor, families in (("fused", FUSED_FAMILIES), ("transformers", STOCK_FAMILIES)):
+        assert re.findall(r"`(\w+)`", row[executor])[1:] == sorted(families)
+        assert list(families) == sorted(families)
 
 
 def test_regions_reasons_and_chat():

@@ -34,11 +34,11 @@ LONGROPE = {
     [
         (transformers.GPT2Config(n_layer=1, n_head=1, n_embd=8), "gpt2"),
         (transformers.GPTNeoXConfig(num_hidden_layers=1), "gpt_neox"),
-        (transformers.GemmaConfig(num_hidden_layers=1), "gemma"),
         (transformers.Gemma2Config(num_hidden_layers=1), "gemma2"),
         (transformers.CohereConfig(num_hidden_layers=1), "cohere"),
         (transformers.GlmConfig(num_hidden_layers=1), "glm"),
-        (transformers.MixtralConfig(num_hidden_layers=1), "mixtral"),
+        (transformers.SmolLM3Config(num_hidden_layers=1), "smollm3"),
+        (transformers.HunYuanDenseV1Config(num_hidden_layers=1), "hunyuan_v1_dense"),
         (transformers.DeepseekV3Config(num_hidden_layers=1), "deepseek_v3"),
         (transformers.MambaConfig(num_hidden_layers=1), "mamba"),
         (transformers.BloomConfig(), "bloom"),
@@ -46,7 +46,7 @@ LONGROPE = {
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_unknown_families_are_refused_by_name(config, name):
-    with pytest.raises(UnsupportedModelError, match=rf"model {name}.*not supported.*Use a Llama, Qwen2"):
+    with pytest.raises(UnsupportedModelError, match=rf"model {name}.*not supported.*families: llama, mistral"):
         check_supported(config)
 
 

@@ -23,8 +23,31 @@ from tenure.models.rope import Rope
 
 ATTENTION = "tenure"
 
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "phi")
-"""Model types whose rotary layout is split-half and whose attention is full: phi rotates a part of each head."""
+STOCK_FAMILIES = (
+    "arcee",
+    "gemma",
+    "glm4_moe",
+    "granite",
+    "granitemoe",
+    "minimax_m2",
+    "mixtral",
+    "olmo",
+    "olmo2",
+    "olmoe",
+    "phi",
+    "phi3",
+    "qwen2_moe",
+    "qwen3_moe",
+    "seed_oss",
+    "starcoder2",
+)
+"""Model types that run on transformers' own layers."""
+
+FAMILIES = (*FUSED_FAMILIES, *STOCK_FAMILIES)
+"""Model types whose rotary layout is split-half, with nothing between rotation and attention, and whose layers all
+rotate and all see the whole session; some rotate a part of each head."""
+
+FAMILY_HINT = "Use a model of one of these families: " + ", ".join(FAMILIES)
 
 
 def tenure_attention(
@@ -66,9 +89,8 @@ def check_supported(config: Any) -> None:
     """
     config = config.get_text_config()
     option = f"model {config.model_type}"
-    families = "Use a Llama, Qwen2, Qwen3 or Mistral model"
     if config.model_type not in FAMILIES:
-        raise UnsupportedModelError("this family is not supported", option=option, way_out=families)
+        raise UnsupportedModelError("this family is not supported", option=option, way_out=FAMILY_HINT)
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"}:
         other = ", ".join(sorted(kinds - {"full_attention"}))
@@ -77,9 +99,7 @@ def check_supported(config: Any) -> None:
             option=option,
             way_out="Use a checkpoint with full attention in every layer",
         )
-    if getattr(config, "use_sliding_window", config.model_type == "mistral") and getattr(
-        config, "sliding_window", None
-    ):
+    if getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None):
         raise UnsupportedModelError(
             f"a sliding window of {config.sliding_window} hides old tokens by their index",
             option=option,
@@ -179,7 +199,8 @@ class Adapter:
             run, name = FusedDecoder(model, int8=weights == "int8"), "fused"
         else:
             run, name = _StockDecoder(model), "transformers"
-        return cls(model=model, rope=rope, layout=layout, scale=head_dim**-0.5, run=run, executor=name)
+        scale = float(getattr(model.model.layers[0].self_attn, "scaling", head_dim**-0.5))
+        return cls(model=model, rope=rope, layout=layout, scale=scale, run=run, executor=name)
 
 
 @dataclass(frozen=True)

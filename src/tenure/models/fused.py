@@ -24,7 +24,7 @@ from tenure.errors import ModelError
 from tenure.kernels.native import Native, native
 from tenure.models.weights import Projection
 
-FUSED_FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
+FUSED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 @dataclass(frozen=True)

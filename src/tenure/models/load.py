@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tenure.errors import ModelError, TenureError, UnsupportedModelError
-from tenure.models.adapter import FAMILIES, check_supported
+from tenure.models.adapter import FAMILIES, FAMILY_HINT, check_supported
 from tenure.models.rope import check_rope
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
@@ -49,7 +49,7 @@ def check_config(folder: Path) -> None:
         raise UnsupportedModelError(
             "this family is not supported",
             option=f"model {family}",
-            way_out="Use a Llama, Qwen2, Qwen3 or Mistral model",
+            way_out=FAMILY_HINT,
         ) from error
     check_supported(config)
     check_rope(config)
