@@ -233,6 +233,8 @@ def test_the_page_has_a_table_and_a_plot(tmp_path):
             for family in ("single", "twohop")
         ),
         {**cell("gracekv", "aware", 8.0, 0.5), "stages": {"flow": 1.2, "trees": 0.15}},
+        cell("gracekv:trees=false", "agnostic", 4.0, 0.7),
+        cell("gracekv:trees=false", "agnostic", 8.0, 0.3),
     ]
     head = {"bench": "ruler", "model": "tiny", "date": "2026-01-01", "commit": "abc", "machine": MACHINE}
     results = tmp_path / "results"
@@ -249,6 +251,10 @@ def test_the_page_has_a_table_and_a_plot(tmp_path):
     assert "Mean score of single (2 prompts each), 4,096 tokens, question unknown" in text
     assert "| gracekv | 0.80 | 1.50 | 3.00 |" in text
     assert "| kvpress-kvzip | 0.50 | 1.50 | 3.00 |" in text
+    rows, ablated = text[: text.index("one option changed")], text[text.index("one option changed") :]
+    assert "trees=false" not in rows
+    assert "Mean score of single (2 prompts each), 4,096 tokens, question unknown" in ablated
+    assert "| gracekv | 0.80 | 1.50 | 3.00 |\n| gracekv:trees=false | 0.70 | 1.50 | 3.00 |" in ablated
     assert "| snapkv | 0.10 | 0.10 | 1.50 | 3.00 |" in text
     assert "| gracekv | 0.100, 0.250 |" in text
     assert "| tokens | question | build s | over reading | flow | trees |" in text

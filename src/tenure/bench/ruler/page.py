@@ -46,8 +46,9 @@ def means(cells: Sequence[Cell], mode: str, tokens: int) -> dict[str, dict[float
 def section(models: Mapping[str, Sequence[Cell]]) -> str:
     """Tables of all models: a row a method, best mean first."""
     lines: list[str] = []
-    for model, cells in sorted(models.items()):
+    for model, all_cells in sorted(models.items()):
         lines.append(f"### {model}\n")
+        cells = [cell for cell in all_cells if not _is_variant(cell)]
         for mode, tokens in _grids(cells):
             families = _families(cells, mode, tokens)
             if len(families) <= 2:  # one method beside the full cache
@@ -65,6 +66,7 @@ def section(models: Mapping[str, Sequence[Cell]]) -> str:
                 both = [cell for cell in cells if cell["family"] in shared and cell["ratio"] in ratios]
                 lines += _table(both, mode, tokens)
         lines += _continued(cells)
+        lines += _ablated(all_cells)
         lines += _built(cells)
         lines.append(_standing(cells) + "\n")
     return "\n".join(lines)
@@ -136,6 +138,30 @@ def _continued(cells: Sequence[Cell]) -> list[str]:
     return lines
 
 
+def _is_variant(cell: Cell) -> bool:
+    """Whether it is of a method with other options than its own."""
+    return ":" in cell["method"]
+
+
+def _ablated(cells: Sequence[Cell]) -> list[str]:
+    """A table a grid: GraceKV as it is and without each of its parts, on the prompts that all of them have played."""
+    mine = [cell for cell in cells if cell["method"].partition(":")[0] in ("gracekv", "full")]
+    lines: list[str] = []
+    for mode, tokens in _grids([cell for cell in mine if _is_variant(cell)]):
+        here = _tasks(mine, mode, tokens)
+        shared = set.intersection(*_families(here, mode, tokens).values())
+        played = [{cell["ratio"] for cell in here if cell["method"] == name} for name in _variants(here)]
+        ratios = {1.0} | set.intersection(*played)
+        both = [cell for cell in here if cell["family"] in shared and cell["ratio"] in ratios]
+        if len(ratios) > 1 and both:
+            lines += ["GraceKV with one option changed at a time:\n", *_table(both, mode, tokens)]
+    return lines
+
+
+def _variants(cells: Sequence[Cell]) -> set[str]:
+    return {cell["method"] for cell in cells if cell["method"] != "full"}
+
+
 def _built(cells: Sequence[Cell], ratio: float = 8.0) -> list[str]:
     """A table of what GraceKV's build takes beside the reading of the same context, and its stages."""
     groups: dict[tuple[int, str], list[Cell]] = {}
@@ -184,7 +210,8 @@ def draw(models: Mapping[str, Sequence[Cell]], images: Path) -> dict[str, Path]:
     from matplotlib import pyplot as plt
 
     pictures: dict[str, Path] = {}
-    for model, cells in sorted(models.items()):
+    for model, all_cells in sorted(models.items()):
+        cells = [cell for cell in all_cells if not _is_variant(cell)]
         grids = [grid for grid in _grids(cells) if _worth_drawing(_comparable(cells, *grid))]
         if not grids:
             continue
