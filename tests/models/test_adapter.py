@@ -46,7 +46,9 @@ LONGROPE = {
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_unknown_families_are_refused_by_name(config, name):
-    with pytest.raises(UnsupportedModelError, match=rf"model {name}.*not supported.*families: llama, mistral"):
+    with pytest.raises(
+        UnsupportedModelError, match=rf"model {name}.*not supported.*families: llama, mistral"
+    ):
         check_supported(config)
 
 
