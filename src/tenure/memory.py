@@ -151,10 +151,10 @@ class Memory(TokenStream):
 
         Args:
             work: of the forward.
-            decoding: evict only when the slack is used up.
+            decoding: its one token is of an answer; evict only when the slack is used up.
         """
-        count, one_by_one = work.stop - work.start, decoding
-        self.past.coming(self, decoding=one_by_one)
+        count = work.stop - work.start
+        self.past.coming(self, decoding=decoding)
         turns = self._enter(count)
         self.rows.commit(count)
         self.ledger.commit(count)
@@ -164,14 +164,13 @@ class Memory(TokenStream):
         self.aging.enter(self.ledger, count)
         if work.mass is not None:
             self._learn(work.mass, count, steps)
-        decoding &= self._chunk_left == self.config.chunk
         self._chunk_left -= count
         if not self._chunk_left or not self._backlog:
             self._chunk_left = self.config.chunk
             budget = self.row_budget
             if budget is not None and self.ledger.rows > budget + (self.config.slack if decoding else 0):
                 self._evict()
-        self.past.come(self, decoding=one_by_one)
+        self.past.come(self, decoding=decoding)
         if POISON:
             self.check_integrity()
 

@@ -335,7 +335,8 @@ class Session(SessionBase):
             work: this session's part of the forward.
             logits: of its new tokens, or of the last one, or none while more are waiting.
         """
-        decoding = (self._turn is not None or self._forcing) and work.stop - work.start == 1
+        # The rest of a prompt that is one token long is read, not decoded.
+        decoding = self._forcing or (self._turn is not None and bool(self._turn.ids))
         self.memory.commit(work, decoding=decoding)
         if self._collected is not None:
             self._collected.append(logits)
