@@ -115,3 +115,19 @@ def test_guesses_follow_references():
     assert plan.guessed.of("fix") == (), "the client's quote is the guessed span"
     plan.remove("fix")
     assert plan.guessed.to_json() == []
+
+
+@pytest.mark.parametrize("order", [("client", "planner"), ("planner", "client")])
+def test_what_the_client_names_in_other_words_is_no_guess(order):
+    """Two references settle on one span, and one of them is the client's."""
+    plan = Plan([Step("fix")])
+    for who in order:
+        if who == "client":
+            plan.add_reads("fix", [Quote("one")])
+        else:
+            plan.add_reads("fix", [MessageNumber(1)], guess="llm")
+    plan.resolve(lambda reference: ["s1"])
+    assert plan["fix"].reads == ("s1",)
+    assert plan.guessed.of("fix") == ()
+    plan.withdraw([("fix", "s1")])
+    assert plan["fix"].reads == ("s1",)

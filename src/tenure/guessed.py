@@ -37,15 +37,17 @@ class Guessed:
         return [key for key, guesser in self._reads.items() if guesser == who]
 
     def follow(self, step: Step, became: Mapping[Read, Iterable[Read]]) -> None:
-        """Reads of a step have become others: a guess stays one, unless it is now what somebody has named.
+        """Reads of a step have become others: a guess stays one, unless it is now what somebody has named, in any words.
 
         Args:
             step: as it was before.
             became: what each read has become.
         """
         guessed = {read: self._reads.pop((step.id, read), None) for read in became}
-        for read, others in became.items():
-            for key in ((step.id, other) for other in others):
+        for read in sorted(
+            became, key=lambda read: guessed[read] is None
+        ):  # the named ones have the last word
+            for key in ((step.id, other) for other in became[read]):
                 who = guessed[read]
                 if who is None:
                     self._reads.pop(key, None)
