@@ -88,6 +88,27 @@ def test_planners_go_on_with_what_they_have_learnt(engines, file, planner):
         assert vars(learnt[0]) == vars(learnt[1])
 
 
+@pytest.mark.parametrize("planner", ["explicit", "online", "retrieval"])
+@pytest.mark.parametrize("left", ["nothing", "some", "others"])
+def test_planners_of_a_session_that_went_back(engines, file, planner, left):
+    """They hear of it at the next boundary, before or behind a restart."""
+    session = drowned(engines, planner=planner)
+    session.ask(user("What says MAX_SHARDS of FeeRule?", span="q"), max_tokens=3)
+    table = session.memory.ledger.spans
+    session.keep_first(0 if left == "nothing" else table.get("filler-3").start + 4)
+    if left == "others":
+        session.append_ids(random_ids(40), span="q")
+    session.save(file)
+    again = session.engine.restore(file)
+    told = []
+    for one in (session, again):
+        one.append(tool("E417 again, QUEUE_DEPTH too", span="late"))
+        told.append([one.ask(user(text), max_tokens=3) for text in ("E417, FeeRule?", "QUEUE_DEPTH?")])
+    assert told[0] == told[1]
+    assert state_of(again) == state_of(session)
+    assert again.planning.came == session.planning.came
+
+
 @pytest.mark.parametrize("positions", ["logical", "compact", "bounded"])
 @pytest.mark.parametrize("rotate", ["copy", "read"])
 def test_every_position_map_and_both_forms_of_keys(engines, file, positions, rotate):

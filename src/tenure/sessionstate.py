@@ -56,7 +56,7 @@ def describe(session: Session) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "plan": session.plan.to_json(),
         "once": sorted(session.plan._once),
         "guessed": session.plan.guessed.to_json(),
-        "planning": planning_json(session.planning),
+        "planning": planning_json(session),
         "step": session._step,
         "unnamed": session._unnamed,
         "groups": ledger.groups,

@@ -59,10 +59,14 @@ class Corpus:
         """Id, start and stop of each span as planners have seen it."""
         return list(self._seen)
 
+    def same(self, ids: array[int]) -> int:
+        """How many of these token ids planners have seen, up to the first that differs."""
+        return _common(self._ids, ids)
+
     def resume(self, ids: array[int], seen: list[tuple[str, int, int]]) -> None:
-        """Go on from what a saved session had seen of these token ids."""
+        """Go on from what a saved session had seen of these token ids and of some that were taken back."""
         self._seen = seen
-        self._ids = ids[: seen[-1][2]] if seen else array("I")
+        self._ids = array("I", ids)
 
     def fork(self) -> Corpus:
         """An independent copy."""

@@ -12,12 +12,12 @@ from tenure.planners.base import NOW, Context, Edge
 from tenure.planners.corpus import document
 
 if TYPE_CHECKING:
-    from tenure.planners.turns import Planning
     from tenure.session import Session
 
 
-def planning_json(planning: Planning | None) -> dict[str, Any] | None:
+def planning_json(session: Session) -> dict[str, Any] | None:
     """The state of a session's planners as plain values; the log of edges for explanations is left out."""
+    planning = session.planning
     if planning is None:
         return None
     return {
@@ -28,6 +28,7 @@ def planning_json(planning: Planning | None) -> dict[str, Any] | None:
         "counts": dict(planning.counts),
         "now": {name: [edge.to_json() for edge in edges] for name, edges in planning.now.items()},
         "seen": [[*seen, planning.came.get(seen[0], 1)] for seen in planning.corpus.seen],
+        "same": planning.corpus.same(session.memory.ids),
     }
 
 
@@ -42,11 +43,13 @@ def resume_planning(session: Session, data: Mapping[str, Any] | None) -> None:
     planning.now = {
         name: [Edge(**edge | {"step": NOW}) for edge in edges] for name, edges in data["now"].items()
     }
-    seen = data["seen"]
-    planning.corpus.resume(session.memory.ids, [(span, start, stop) for span, start, stop, _ in seen])
+    seen, table, ids = data["seen"], session.memory.ledger.spans, session.memory.ids
+    same = data.get("same", seen[-1][2] if seen else 0)
+    planning.corpus.resume(ids[:same], [(span, start, stop) for span, start, stop, _ in seen])
     planning.came = {span: turn for span, _, _, turn in seen}
-    for turn, group in groupby(seen, key=lambda one: int(one[3])):
-        table, ids = session.memory.ledger.spans, session.memory.ids
+    # The others were taken back since, which planners hear at the next boundary.
+    held = [one for one in seen if one[0] in table and table.get(one[0]).start == one[1] and one[2] <= same]
+    for turn, group in groupby(held, key=lambda one: int(one[3])):
         come = [document(session, table.get(span), ids[start:stop]) for span, start, stop, _ in group]
         context = Context(session, [], come, [], False, turn)
         for planner in planning.planners:
