@@ -89,7 +89,7 @@ def write(results: Path, page: Path, images: Path) -> list[Path]:
         pictures |= drawn
         text.append("## RULER under compression\n")
         text += [f"![{title}]({_link(picture, page)})\n" for title, picture in drawn.items()]
-        text += [f"{_machine(found)}\n" for _, found in others if found["bench"] == "ruler"]
+        text += [f"`{path.stem}`: {_machine(found)}\n" for path, found in others if found["bench"] == "ruler"]
         text.append(ruler.section(models))
     settings = [
         (path, found) for path, found in others if found["bench"] == "regions" and regions.is_summary(found)
