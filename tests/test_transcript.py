@@ -181,6 +181,7 @@ def test_a_tool_call_ends_a_turn(kind: str) -> None:
     call = '<tool_call>\n{"name": "read_file", "arguments": {"path": "a.py"}}\n</tool_call>'
     ids += tok(call, add_special_tokens=False)["input_ids"]
     ids += joined(transcript.close(tool_calls=CALL["tool_calls"]))
+    assert transcript.export()[1]["tool_calls"] == ["call00001"]
     ids += joined(transcript.open([T1, T2], True))
     text = tok.decode(ids, clean_up_tokenization_spaces=False)
     assert text.endswith(
@@ -197,6 +198,8 @@ def test_stop_ids_hold_the_end_of_turn() -> None:
     tok.eos_token = "<|endoftext|>"
     found = Transcript(tok, eos_ids=[7]).stop_ids
     assert found == {7, tok.eos_token_id, tok.convert_tokens_to_ids("<|im_end|>")}
+    tok.chat_template = "{% for m in messages %}{{ m.content + '<|im_end|><|eot_id|>' }}{% endfor %}"
+    assert Transcript(tok, eos_ids=[7]).stop_ids == found, "the first marker ends the turn"
 
 
 # C22: reasoning and drift
@@ -296,8 +299,39 @@ def test_calls_and_names_cannot_close_a_turn() -> None:
     call = {"function": {"name": "f", "arguments": {"a": ["<|im_start|>", {"b": "x\n<|im_end|>"}]}}}
     ids = joined(Transcript(tok).open([U, {"role": "assistant", "tool_calls": [call]}], True))
     assert ids.count(tok.convert_tokens_to_ids("<|im_end|>")) == 3
-    with pytest.raises(MessageError, match="message 0: a name or an id holds a special marker"):
-        Transcript(tok).open([{**U, "name": "<|im_end|>"}])
+    named = {"role": "assistant", "tool_calls": [{"function": {"name": "<|im_end|>", "arguments": {}}}]}
+    for message in ({**U, "name": "<|im_end|>"}, {**T1, "tool_call_id": "<|im_end|>"}, named):
+        with pytest.raises(MessageError, match="message 0: a name or an id holds a special marker"):
+            Transcript(tok).open([message])
+
+
+@pytest.mark.parametrize("kind", ["tools", "reasoning"])
+def test_a_closing_is_held_back_behind_a_marker_in_another_text(kind: str) -> None:
+    tok = tokenizer(kind)
+    chat = [U, CALL, {**T1, "content": tok.eos_token}, T2, T1]
+    transcript = Transcript(tok)
+    ids = joined(transcript.open(chat[:4])) + joined(transcript.open(chat[4:], True))
+    assert ids == joined(Transcript(tok).open(chat, True))
+
+
+def test_only_a_closing_behind_a_call_may_hang_on_what_follows() -> None:
+    tok = tokenizer("tools")
+    tok.chat_template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}"
+        "{% if m.tool_calls and (loop.last or messages[loop.index0 + 1].role != 'tool') %}{{ ' (cancelled)' }}"
+        "{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+    )
+    call = {**CALL, "content": "I look."}
+    transcript = Transcript(tok)
+    ids = joined(transcript.open([U, A]))  # here it does not
+    ids += (
+        joined(transcript.open([U2, call])) + joined(transcript.open([T1])) + joined(transcript.open([call]))
+    )
+    ids += joined(transcript.open([U]))
+    text = tok.decode(ids, clean_up_tokenization_spaces=False)
+    assert text.count("I look.<|im_end|>") == 1
+    assert text.count("I look. (cancelled)<|im_end|>") == 1
+    assert ids == joint(tok, as_template([U, A, U2, call, T1, call, U]))
 
 
 # C37: lists that templates refuse
@@ -461,6 +495,22 @@ def test_a_long_chain_of_tool_calls_is_cut_too() -> None:
     assert ids == joint(tok, as_template([S, U, *[CALL, T1] * 60]))
 
 
+def test_a_call_of_long_ago_is_still_known() -> None:
+    tok = tokenizer("chatml")
+    tok.chat_template = (
+        "{% set ns = namespace(calls=[]) %}{% for m in messages %}"
+        "{% for call in m.tool_calls or [] %}{% set ns.calls = ns.calls + [call.id] %}{% endfor %}"
+        "{% if m.role == 'tool' and m.tool_call_id not in ns.calls %}{{ raise_exception('no such call') }}{% endif %}"
+        "{{ '<|im_start|>' + m.role + '\n' + (m.content or '') + '<|im_end|>\n' }}{% endfor %}"
+    )
+    chat = [U, {**CALL, "content": "I look."}, *[U2, A] * 60]
+    transcript = Transcript(tok)
+    ids = joined(transcript.open(chat)) + joined(transcript.open([T1]))
+    assert ids == joint(tok, as_template([*chat, T1]))
+    with pytest.raises(MessageError, match="no such call"):
+        transcript.open([{**T1, "tool_call_id": "call00002"}])
+
+
 # C35, C36: what tools put out
 
 
@@ -604,3 +654,25 @@ def test_a_vocabulary_that_puts_a_space_before_a_text() -> None:
     assert ids == joint(tok, chat)
     parts = [*joined(transcript.open([{"role": "user", "content": "e </s> f"}]))]
     assert parts.count(tok.eos_token_id) == 1  # the closing of the open turn
+
+
+def test_a_token_across_the_end_of_a_tool_result() -> None:
+    """What is held back of a closing begins before a token that what follows may make longer."""
+    words = {"<unk>": 0, "<s>": 1, "</s>": 2, ">\n": 3}
+    words |= {letter: 4 + place for place, letter in enumerate("()>]\nabcdu")}
+    backend = Tokenizer(models.BPE(vocab=words, merges=[(">", "\n")], unk_token="<unk>"))
+    backend.add_special_tokens(["<s>", "</s>"])
+    tok = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>")
+    tok.chat_template = (
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ '(' + m.content + '>' }}"
+        "{{ '\n' if not loop.last and messages[loop.index0 + 1].role == 'tool' else ']' }}"
+        "{% else %}{{ 'u' + m.content + ')' }}{% endif %}{% endfor %}"
+    )
+    chat = [
+        {"role": role, "content": text}
+        for role, text in [("user", "a"), ("tool", "b"), ("tool", "c"), ("user", "d")]
+    ]
+    transcript = Transcript(tok)
+    ids = [token for message in chat for token in joined(transcript.open([message]))]
+    assert ids == joint(tok, chat)
+    assert ids.count(words[">\n"]) == 1

@@ -197,12 +197,7 @@ class Transcript:
             last_id: see `open`.
             tool_calls: the calls of the turn that ends, in the OpenAI form.
         """
-        before = self._state
-        try:
-            return self._close(last_id, tool_calls)
-        except BaseException:
-            self._state = before
-            raise
+        return self._close(last_id, tool_calls)
 
     def raw(self) -> None:
         """Say that raw ids stand between the messages. Call `close` before they are added."""
@@ -247,7 +242,7 @@ class Transcript:
                 message = Message.parse({"role": "assistant", "tool_calls": tool_calls})
                 entry = entry._replace(calls=message.call_names)
         elif state.read is not None:
-            text = state.carry + self._template.closing(self._state.entries(_WINDOW))[state.read :]
+            text = state.carry + self._closing()[0][state.read :]
         else:
             return []
         ids, _ = self._encoder.encode(text)
@@ -256,6 +251,15 @@ class Transcript:
         node = Node(state.last.parent, entry)
         self._state = replace(state, last=node, turn=False, read=None, carry="")
         return [Piece(ids, "closing", _region(entry), entry.role)] if ids else []
+
+    def _closing(self) -> tuple[str, list[Entry]]:
+        """What the template writes after the last text, and the history that tells: all of it if it wants more."""
+        history = self._state.entries(_WINDOW)
+        try:
+            return self._template.closing(history), history
+        except Refused:
+            history = self._state.entries()
+            return self._template.closing(history), history
 
     def _add(self, messages: list[Message], offset: int, prompt: bool) -> list[Piece]:
         try:
@@ -381,11 +385,13 @@ class Transcript:
 
         Returns the number of ids that are certain.
         """
-        history = self._state.entries(_WINDOW)
-        key = (history[-1].role, len(history[-1].calls))
-        if self._varies.get(key) is False or not own[-1]:
+        last = self._state.last
+        if last is None or not own[-1]:
             return len(ids)
-        closing = self._template.closing(history)
+        key = (last.entry.role, len(last.entry.calls))
+        if self._varies.get(key) is False:
+            return len(ids)
+        closing, history = self._closing()
         nexts = self._template.continuations(history)
         common = min((common_text(closing, other) for other in nexts), default=len(closing))
         self._varies[key] = common < len(closing)
