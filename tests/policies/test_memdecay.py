@@ -12,7 +12,7 @@ import torch
 from tenure.aging import Aging
 from tenure.errors import ConfigError
 from tenure.policies import Look, MemDecay, make_policy
-from tenure.policies.normalise import MOST, NORMALISATIONS, normalise
+from tenure.policies.normalise import NORMALISATIONS, normalise
 from tenure.region_table import STEP_TOKENS, RegionTable
 from tenure.regions import Region
 from tests.conftest import random_ids
@@ -87,7 +87,33 @@ def test_refresh_modes() -> None:
     assert energy[0].tolist() == pytest.approx([1.5, 2.0]), "never above the cap"
     born = MemDecay(normalise="raw", refresh="impulse", threshold=1.0).absorb(one)["born"]
     assert born[0].tolist() == [0.0, 1.0]
+    born = MemDecay(normalise="raw", refresh="impulse", threshold=4.0).absorb(one)["born"]
+    assert born[0].tolist() == [0.0, 1.0], "the threshold is reached"
     assert set(MemDecay(refresh="none").absorb(one)) == {"score"}
+    uncapped = look([[0.5]], energy=torch.tensor([[0.2]]))
+    soft = MemDecay(normalise="raw", refresh="soft", eta=0.5, decay=False).absorb(uncapped)["energy"]
+    assert soft[0].tolist() == pytest.approx([0.2 + 0.5 * 0.8 * 0.5]), "towards 1"
+
+
+def test_attention_counts_for_all_steps_of_its_forward() -> None:
+    found = MemDecay(normalise="raw", eta=0.5).absorb(look([[0.5, 0.25]], steps=3.0))
+    assert found["energy"][0].tolist() == [0.75, 0.375]
+
+
+@pytest.mark.parametrize("regions", [True, False])
+def test_time_is_that_of_the_slot_s_region(regions) -> None:
+    """Without regions it is that of ``other`` for all."""
+    table = {"user": {"half_life": 8.0, "clock": "tokens"}, "other": {"half_life": 2.0, "clock": "steps"}}
+    aging = Aging(RegionTable(table), torch.device("cpu"))
+    aging.fade()
+    aging.advance(STEP_TOKENS * 4, 0, decoding=False)
+    slots = torch.tensor([[CODES[Region.USER], CODES[Region.OTHER]]])
+    one = look([[1.0, 1.0]], aging=aging, region=slots, energy=torch.ones(1, 2))
+    born = MemDecay(normalise="raw", refresh="impulse", regions=regions).absorb(one)["born"]
+    assert born[0].tolist() == ([STEP_TOKENS * 4.0, 4.0] if regions else [4.0, 4.0])
+    energy = MemDecay(normalise="raw", eta=0.0, regions=regions).absorb(one)["energy"]
+    user = 2 ** (-STEP_TOKENS * 4 / 8) if regions else 0.25
+    assert energy[0].tolist() == pytest.approx([user, 0.25])
 
 
 def naive_normalise(mass, how, queries, new, sinks, value):
@@ -95,7 +121,7 @@ def naive_normalise(mass, how, queries, new, sinks, value):
 
     def ratio(values):
         fair = sum(values) / rows
-        return [min(one / fair, MOST) for one in values]
+        return [min(one / fair, 16.0) for one in values]
 
     bare = [0.0 if row < sinks else one for row, one in enumerate(mass)]
     if how == "raw":
@@ -119,10 +145,11 @@ def naive_normalise(mass, how, queries, new, sinks, value):
 @pytest.mark.parametrize("how", NORMALISATIONS)
 def test_normalisations_equal_naive_ones(how) -> None:
     generator = torch.Generator().manual_seed(3)
-    mass = torch.rand(2, 12, generator=generator) ** 4
-    mass[:, 0] = 9.0
+    mass = torch.rand(2, 24, generator=generator) ** 4
+    mass[:, 0] = 90.0
+    mass[:, 3] = 80.0  # more than sixteen times its fair share, without the sink
     mass[1, 5] = mass[1, 7]
-    value = torch.rand(2, 12, generator=generator)
+    value = torch.rand(2, 24, generator=generator)
     got = normalise(look(mass.tolist(), queries=3, new=4, sinks=1, value=value), how)
     for row, line in enumerate(mass.tolist()):
         want = naive_normalise(line, how, 3, 4, 1, value[row].tolist())

@@ -155,7 +155,7 @@ class MemDecay(Policy):
         base = table.base[region]
         if not self.decay:
             return base + view.energy
-        age = (table.now[region] - view.born).clamp_(min=0).float()
+        age = (table.now[region] - view.born).float()
         fresh = torch.exp2(-age * table.rate[region])
         energy = view.energy * table.decay[region]
         return base * (self.persistent + (1 - self.persistent) * fresh) + energy
@@ -201,7 +201,7 @@ def pages(view: View, score: Tensor, size: int, weight: float, spread: float = 0
         # Pages beside each other in one message and region support each other; elsewhere a page is its own neighbour.
         run = torch.zeros_like(page).scatter_(1, page, runs(view))
         same = torch.zeros_like(found, dtype=torch.bool)
-        same[:, 1:] = (run[:, 1:] == run[:, :-1]) & (count[:, 1:] > 0)
+        same[:, 1:] = run[:, 1:] == run[:, :-1]
         left = torch.where(same, found.roll(1, 1), found)
         right = torch.where(same.roll(-1, 1), found.roll(-1, 1), found)
         found = (1 - spread) * found + spread / 2 * (left + right)
