@@ -117,35 +117,40 @@ def plans(draw: st.DrawFn) -> Plan:
     p = Plan(
         [Step(name, tuple(draw(reads))) for name in names], expire_after=draw(st.none() | st.integers(0, 3))
     )
-    for _ in range(draw(st.integers(0, 8))):
+    for _ in range(draw(st.integers(0, 16))):
         change(p, draw)
     return p
 
 
 def change(p: Plan, draw: st.DrawFn) -> None:
-    """One of everything that can be done to a plan."""
-    calls = [
-        lambda: p.add(Step(f"new-{len(p)}-{draw(st.integers(0, 99))}", (draw(SPANS),))),
+    """One of everything that can be done to a plan; each kind as often as the others."""
+    planners = [
         lambda: p.add_turn_reads([draw(SPANS)]),
         p.end_turn,
         lambda: p.expect(draw(st.lists(SPANS))),
         lambda: p.supersede(draw(SPANS), draw(SPANS)),
         lambda: p.forget_spans({draw(SPANS)}),
-        lambda: p.resolve(lambda reference: ["w"] if isinstance(reference, Quote) else []),
+    ]
+    references = [
+        lambda: p.resolve(lambda reference: ["w"] if isinstance(reference, Quote) else ["x", "y"]),
         lambda: p.reopen({draw(SPANS)}),
     ]
+    kinds = [planners, references, [lambda: p.add(Step(f"new-{len(p)}", (draw(SPANS), Quote("a  b"))))]]
     if len(p):
-        name = draw(st.sampled_from(p.steps)).id
-        calls += [
-            lambda: p.begin(name),
-            lambda: p.finish(name),
-            lambda: p.confirm(name),
-            lambda: p.remove(name),
-            lambda: p.set_reads(name, draw(st.lists(SPANS))),
-            lambda: p.add_reads(name, [draw(SPANS)]),
+        name, here = draw(st.sampled_from(p.steps)).id, p.current or p.steps[0]
+        following = p.steps[min(p.steps.index(here) + 1, len(p) - 1)].id
+        kinds += [
+            [lambda: p.begin(name)],
+            [lambda: p.begin(following)],
+            [lambda: p.finish(name), lambda: p.finish(here.id), lambda: p.confirm(name)],
+            [
+                lambda: p.remove(name),
+                lambda: p.set_reads(name, draw(st.lists(SPANS))),
+                lambda: p.add_reads(name, [draw(SPANS), Quote("a  b")]),
+            ],
         ]
     with contextlib.suppress(PlanError):
-        draw(st.sampled_from(calls))()
+        draw(st.sampled_from(draw(st.sampled_from(kinds))))()
 
 
 def slow_planned(p: Plan) -> dict[str, int]:
@@ -233,6 +238,26 @@ def test_overdue_readers_expire_unless_confirmed() -> None:
         p.confirm("q")
 
 
+def test_only_steps_make_a_plan_s_time_pass() -> None:
+    p = Plan([Step("a", ("A",)), Step("b"), Step("c")], expire_after=1)
+    p.begin("b")
+    p.begin("b")
+    p.finish("c")
+    assert p.delta("A") == 0
+    p.begin("c")
+    assert p.delta("A") is None
+
+
+def test_a_step_that_is_ahead_again_is_not_overdue() -> None:
+    p = plan()
+    p.begin("d")
+    p.finish("b")
+    p.begin("c")
+    assert p.overdue == (Step("a", ("x",)),)
+    p.begin("a")
+    assert p.overdue == ()
+
+
 def test_a_reader_may_expire_at_once_or_never() -> None:
     for after, delta in ((0, None), (None, 0)):
         p = Plan([Step("a", ("A",)), *(Step(f"s{k}") for k in range(50))], expire_after=after)
@@ -262,6 +287,28 @@ def test_reads_change_while_the_plan_runs() -> None:
         p.set_reads("d", [""])
 
 
+def test_a_step_that_is_taken_out_leaves_nothing_behind() -> None:
+    p = plan()
+    p.begin("b")
+    for name in "ac":
+        p.add_reads(name, ["w"], guess="online")
+    p.finish("c")
+    p.remove("a")
+    p.remove("c")
+    assert p.overdue == ()
+    assert p.guessed.by("online") == []
+    assert p.loss_reason("w") is None
+    p.add(Step("c", ("z",)))
+    assert p.finished == frozenset()
+    assert p.delta("z") == 2
+
+
+def test_readers_come_in_the_order_of_their_steps() -> None:
+    p = plan()
+    p.add_reads("b", ["z"])
+    assert [step.id for step in p.readers("z")] == ["b", "c"]
+
+
 def test_what_planners_say_beside_the_steps() -> None:
     p = plan()
     p.begin("b")
@@ -275,6 +322,27 @@ def test_what_planners_say_beside_the_steps() -> None:
     assert p.loss_reason("q") == "expired"
     assert p.loss_reason("x") == "plan"
     assert p.loss_reason("unheard of") is None
+
+
+def test_spans_that_are_gone_take_along_what_planners_said_of_them() -> None:
+    p = Plan([Step("a", ("old",))])
+    p.add_turn_reads(["old", "x"], name="turn-1")
+    p.expect(["old", "y"])
+    p.supersede("old", "new")
+    p.supersede("older", "new")
+    p.forget_spans({"old"})
+    assert p.turn == Step("turn-1", ("x",))
+    assert p.expected == ("y",)
+    assert p.superseded == {"older": "new"}
+    assert p["a"].reads == ("old",), "a span of this id may come again"
+
+
+def test_what_was_only_expected_expires() -> None:
+    p = plan()
+    p.expect(["r"])
+    assert p.loss_reason("r") == "plan"
+    p.expect([])
+    assert p.loss_reason("r") == "expired"
 
 
 def test_a_newer_span_supersedes_an_older_one() -> None:
@@ -393,6 +461,7 @@ def test_a_reference_is_open_again_where_its_span_is_taken_back() -> None:
     ("data", "words"),
     [
         ("{", "plan: not JSON"),
+        pytest.param("[" * 100_000, "plan: not JSON", id="deep"),
         ("[]", "plan: expected an object, got list"),
         ({}, "plan: missing fields: steps"),
         ({"steps": [], "stpes": 1}, "plan: unknown fields: stpes"),
@@ -444,3 +513,13 @@ def test_json_errors_name_the_place(data: object, words: str) -> None:
 def test_a_plan_without_a_current_step_starts_at_the_first_unfinished() -> None:
     p = Plan.from_json({"steps": [{"id": "a"}, {"id": "b"}], "finished": ["a"]})
     assert p.current == Step("b")
+
+
+def test_what_a_plan_says_of_its_course_in_json_may_be_incomplete() -> None:
+    p = Plan.from_json(
+        {"steps": [{"id": "a", "reads": ["x"]}, {"id": "b"}], "current": "b", "expire_after": 1}
+    )
+    assert p.delta("x") == 0, "passed over just now"
+    p = Plan.from_json({"steps": [{"id": "a", "reads": ["x"]}], "current": "a", "finished": ["a"]})
+    assert p.current_reads == ()
+    assert p.planned() == {}

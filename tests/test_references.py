@@ -10,7 +10,7 @@ import pytest
 from tenure import Plan, Step
 from tenure.errors import BudgetError, MessageError, PlanError
 from tenure.plan import MessageNumber, Quote
-from tests.chats import assistant, chat_session, system, tool, user
+from tests.chats import assistant, chat_session, encode, system, tool, user
 from tests.oracles import check_ledger
 
 
@@ -26,6 +26,9 @@ def test_quotes_and_numbers_find_their_spans(engines):
         session.check_plan(pending_ok=False)
     assert str(caught.value).count("message 9, which fits no span") == 1
     assert str(caught.value).count("quote 'nowhere', which fits no span") == 1
+    session.plan.finish("go")
+    with pytest.raises(PlanError, match="message 9, which fits no span"):
+        session.check_plan()  # nothing is to come for a step that is done
 
 
 def test_an_ambiguous_quote_is_reported_and_has_no_effect(engines):
@@ -57,6 +60,15 @@ def test_a_quote_is_not_found_in_the_plan_that_holds_it(engines):
     session.plan.set_reads("next", [Quote("So much for")])
     session.check_plan()
     assert session.plan["next"].spans == ("said",), "the text beside a plan is searched"
+
+
+def test_a_message_that_is_a_plan_is_not_searched(engines):
+    session = chat_session(engines)
+    session.append(user("The limit is 48.", span="limits"))
+    session.append(assistant("First see why the limit is 48.", span="todo", region="plan"))
+    session.plan.add(Step("go", (Quote("limit is 48"),)))
+    session.check_plan(pending_ok=False)
+    assert session.plan["go"].spans == ("limits",)
 
 
 @pytest.mark.parametrize("read", [Quote("limit is 48"), MessageNumber(2)], ids=str)
@@ -104,6 +116,14 @@ def test_messages_are_counted_without_the_template_s_own_spans(engines):
     fork.plan.add(Step("next", (MessageNumber(3),)))
     fork.check_plan(pending_ok=False)
     assert fork.plan["next"].spans == ("s3",)
+
+
+def test_raw_ids_are_no_message(engines):
+    session = chat_session(engines, plan=Plan([Step("go", (MessageNumber(1),))]))
+    session.append(user("zero", span="s0"))
+    session.append_ids(encode("chatml", "something else"), span="raw")
+    session.append(user("one", span="s1"))
+    assert session.plan["go"].spans == ("s1",)
 
 
 def test_bad_references_are_refused_with_the_message(engines):
