@@ -109,14 +109,23 @@ def test_a_later_plan_may_name_steps_and_spans_of_earlier_messages(engines):
     assert "unknown step 'nowhere'" in session.stats().planner["problem"]
 
 
+def test_two_plans_in_one_message(engines):
+    session = chat_session(engines, **EXPLICIT)
+    text = plan_text({"id": "a"}, {"id": "b"}) + '<plan>{"finished": ["a"], "current": "b"}</plan>'
+    session.append(user(text))
+    assert session.plan.finished == {"a"}, "the second may name steps of the first"
+    assert session.plan.current.id == "b"
+
+
 def test_what_cannot_be_read_is_noted_and_nothing_breaks(engines):
     session = chat_session(engines, **EXPLICIT)
     session.append(user("<plan>first this, then that</plan>", span="p1"))
+    session.append(user(f"<plan>{'[' * 3000}</plan>", span="p0"))
     session.append(user('<plan>{"steps": [{"id": 3}]}</plan><plan>[{"id": "ok"}]</plan>', span="p2"))
     session.append(user(plan_text({"id": "q", "reads": [Quote("no such text").to_json()]}), span="p3"))
     assert [step.id for step in session.plan.steps] == ["ok", "q"]
     stats = session.stats().planner
-    assert stats["counts"]["explicit.problems"] == 2
+    assert stats["counts"]["explicit.problems"] == 3
     assert "the plan in 'p2' cannot be read: steps[0].id" in stats["problem"]
     json.dumps(session.stats().to_json())
     json.dumps(session.explain("p1").to_json())
@@ -141,3 +150,9 @@ def test_after_a_rollback_a_plan_under_the_same_id_is_read(engines):
     session.keep_first(length)
     session.append(user(plan_text({"id": "y"}), span="plan"))
     assert [step.id for step in session.plan.steps] == ["x", "y"], "the plan is the client's to take back"
+    session.append(user("go on"))
+    session.keep_first(length)
+    session.plan.remove("y")
+    session.append(user("b"))
+    session.append(user(plan_text({"id": "y"}), span="plan"))
+    assert "y" in session.plan, "it was taken back and has come again"

@@ -109,6 +109,7 @@ def test_two_spans_are_told_apart(engines):
 
 def test_rankings_are_joined_by_rank():
     assert list(fused(["a", "b", "c"], ["c", "a"])) == ["a", "c", "b"]
+    assert list(fused("abcd", "ebfa"))[:2] == ["b", "a"], "twice second is better than first and fourth"
 
 
 @pytest.mark.parametrize("scorer", ["keys", "both"])

@@ -69,6 +69,43 @@ def test_a_step_may_be_called_now(engines, monkeypatch):
     assert session.plan["now"].spans == ("codes",)
 
 
+def test_what_is_listed_and_when_it_is_asked(engines, monkeypatch):
+    edges = [{"span": span, "step": "now"} for span in ("codes", "rule", "limits", "filler-0")]
+    asked = []
+    monkeypatch.setattr(
+        LLM, "_local", lambda self, *args: (asked.append(args), json.dumps({"edges": edges}))[1]
+    )
+    options = {"every": 2, "spans": 4, "most": 1}
+    session = drowned(engines, planner="llm", planner_options=options, budget=512)
+    session.plan.supersede("filler-4", "filler-5")
+    while len(asked) < 2:
+        session.ask(user("And now?"), max_tokens=1)
+        turn = session.planning.turn - 1
+        assert bool(asked) == (turn >= 10), "nine of the assistant's turns came before"
+    assert turn == 12, "each second turn asks"
+    *_, schema = asked[0]
+    listed = schema["properties"]["edges"]["items"]["properties"]["span"]["enum"]
+    assert "filler-5" in listed
+    assert "filler-4" not in listed, "a newer one has taken its place"
+    assert len(listed) == 4
+    assert "rule" not in listed, "the latest four"
+
+
+def test_no_more_edges_than_asked_for_and_no_answer_too_deep(engines, monkeypatch):
+    answers = [
+        json.dumps({"edges": [{"span": span, "step": "now"} for span in ("codes", "rule", "limits")]}),
+        "[" * 100_000,
+    ]
+    monkeypatch.setattr(LLM, "_local", lambda self, *args: answers.pop(0))
+    session = drowned(engines, planner="llm", planner_options={"most": 2}, budget=512)
+    session.queue(user("And now?"), reply=True)
+    assert session.plan.turn.spans == ("codes", "rule")
+    session.start_turn(max_tokens=1).close()
+    session.queue(user("And now?"), reply=True)
+    assert session.plan.turn is None
+    assert "not the JSON that was asked for" in session.stats().planner["problem"]
+
+
 class Endpoint(BaseHTTPRequestHandler):
     """Answers as it is told to, and keeps what it was asked."""
 

@@ -45,9 +45,22 @@ def test_each_kind_at_each_rate(kind, rate):
         for step, read in added:
             sources = [one for one in done if one.read == read and places[one.step] > places[step]]
             assert sources or str(read).endswith(" (gone)")
+        for one in done:
+            if one.read in after[one.step].reads:
+                behind = [other for other in done if places[other.step] > places[one.step]]
+                assert any(other.read == one.read and repr(one.step) in other.what for other in behind)
     else:
         assert not lost
-        assert bool(added) == bool(done)
+        wanted, readers = (
+            edges(before),
+            {read: {s for s, one in edges(before) if one == read} for read in SPANS},
+        )
+        for one in done:
+            mine = {read for step, read in added if step == one.step}
+            assert any(read not in before[one.step].reads for read in mine), "a wrong span, too"
+            rivals = {step for step, read in added if read == one.read}
+            assert rivals - readers[one.read], "a wrong step reads the right span"
+        assert added.isdisjoint(wanted)
     assert [step.id for step in after.steps] == [step.id for step in before.steps]
     assert (after.current.id, after.finished, after.expire_after) == ("probe-3", frozenset(), 2)
 

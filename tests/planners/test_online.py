@@ -61,6 +61,49 @@ def test_a_newer_reading_of_a_file_supersedes_the_older_one(engines):
     check_ledger(session)
 
 
+def test_each_reading_supersedes_the_one_before(engines):
+    session = chat_session(engines, **(OPTIONS | {"budget": 400}), **ONLINE)
+    for number in range(3):
+        session.append([assistant("$ cat a.py"), tool(f"VALUE_{number}", span=f"a{number}")])
+    session.append(user("go on"))
+    assert session.plan.superseded == {"a0": "a1", "a1": "a2"}
+
+
+def test_a_name_asks_for_where_it_came_first_and_last_and_the_rarer_one_counts_more(engines):
+    session = chat_session(engines, **(OPTIONS | {"budget": 400}), **ONLINE)
+    texts = ["NAME_A", "NAME_A again", "NAME_A at last", "NAME_B only here"]
+    for number, text in enumerate(texts):
+        session.append([user(text, span=f"s{number}"), assistant("ok")])
+    session.queue(user("NAME_A and NAME_B?"), reply=True)
+    assert session.plan.turn.spans == ("s3", "s0", "s2")
+
+
+def test_habits_fade_and_are_unlearnt(engines):
+    session = chat_session(engines, **(OPTIONS | {"budget": 400, "planner": "online"}))
+    session.append([user("NAME_A", span="a"), assistant("ok"), user("NAME_B", span="b"), assistant("ok")])
+    lengths = []
+    for name in ("NAME_A", "NAME_A", "NAME_B", "NAME_B"):
+        lengths.append(len(session))
+        session.append([user(name), assistant("ok")])
+    session.append(user("go on"))
+    assert session.plan.expected == ("b", "a"), "the latest habit first"
+    fork = session.fork()
+    session.keep_first(lengths[1])
+    session.append([user("well"), assistant("ok")])
+    session.append(user("go on"))
+    assert session.plan.expected == (), "asked for once, by what is left"
+    fork.append(user("and there?"))
+    assert set(fork.plan.expected) == {"a", "b"}
+
+
+def test_two_messages_of_one_turn_are_one_reading(engines):
+    session = chat_session(engines, **(OPTIONS | {"budget": 400, "planner": "online"}))
+    session.append([user("NAME_A", span="a"), assistant("ok")])
+    session.append([user("NAME_A"), tool("NAME_A"), assistant("ok")])
+    session.append(user("go on"))
+    assert session.plan.expected == ()
+
+
 def test_several_calls_in_one_message_are_told_apart(engines):
     session = chat_session(engines, **(OPTIONS | {"budget": 400}), **ONLINE)
     one, two = (

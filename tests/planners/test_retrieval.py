@@ -6,6 +6,7 @@ import pytest
 
 from tenure import Plan, Step
 from tenure.errors import ConfigError
+from tenure.planners.base import within
 from tests.chats import chat_session, user
 from tests.conftest import random_ids
 from tests.oracles import check_ledger
@@ -71,6 +72,37 @@ def test_a_plan_of_the_client_goes_on_beside_it(engines):
     assert session.plan.planned() == {"limits": 0, "rule": 0, "codes": 0}
     session.start_turn(max_tokens=2).close()
     assert session.plan.turn is None
+
+
+@pytest.mark.parametrize(
+    ("most", "least", "taken"),
+    [(8, 0.1, "ac"), (1, 0.1, "a"), (8, 0.5, "a"), (8, 0.4, "ac"), (8, 0.0, "acd")],
+)
+def test_the_best_spans_that_fit_are_taken(most, least, taken):
+    ranked = [("a", 5.0), ("b", 4.0), ("c", 2.0), ("d", 0.1), ("e", 0.0)]
+    tokens = {"a": 5, "b": 6, "c": 3, "d": 2, "e": 0}
+    assert "".join(span for span, _ in within(ranked, tokens.get, 10, most=most, least=least)) == taken
+
+
+def test_the_end_of_a_long_turn_asks(engines):
+    session = drowned(engines, planner="retrieval", planner_options={"query": 12, "least": 0.01})
+    session.queue(user("How does FeeRule round? Never mind. And what says the error E417?"), reply=True)
+    assert session.plan.turn.spans == ("codes",)
+
+
+def test_what_is_superseded_is_not_promoted(engines):
+    session = drowned(engines, planner="retrieval", planner_options={"most": 1})
+    session.plan.supersede("rule", "limits")
+    session.queue(user(QUESTIONS["rule"]), reply=True)
+    assert session.plan.turn is None or "rule" not in session.plan.turn.spans
+
+
+def test_what_matches_far_less_than_the_best_is_left(engines):
+    question = user("MAX_SHARDS, QUEUE_DEPTH, and is E417 frozen?")
+    for least, spans in ((0.0, {"limits", "codes"}), (0.99, {"limits"})):
+        session = drowned(engines, planner="retrieval", planner_options={"most": 2, "least": least})
+        session.queue(question, reply=True)
+        assert set(session.plan.turn.spans) == spans
 
 
 def test_nothing_is_promoted_beyond_the_allowance_or_without_a_match(engines):

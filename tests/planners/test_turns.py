@@ -9,6 +9,7 @@ import pytest
 from tenure import Plan, Step
 from tenure.planners import Planner, PlannerError, Planning, Proposal
 from tenure.planners.base import LATER, NOW, Edge
+from tenure.planners.corpus import Corpus
 from tests.chats import assistant, chat_session, system, tool, user
 from tests.conftest import random_ids
 from tests.oracles import check_ledger
@@ -101,6 +102,105 @@ def test_planners_cannot_break_a_session(engines):
     assert any("does not fit what" in problem for problem in session.planning.problems)
     session.ask(user("again"), max_tokens=3)
     assert session.plan.turn is None
+
+
+def enter(session, *edges, name="llm", **fields):
+    session.planning._enter(session, name, Proposal(edges, **fields))
+
+
+def test_what_a_planner_says_takes_the_place_of_what_it_said(engines, tmp_path):
+    session = chat_session(engines, **OPTIONS, planner="online", plan=Plan([Step("fix", ("a",))]))
+    session.append([user("one", span="a"), user("two", span="b"), user("three", span="c")])
+    plan = session.plan
+    enter(session, Edge("b", NOW, "because"), name="retrieval")
+    enter(session, Edge("b", "fix", "because"), Edge("c", NOW, "because"))
+    assert plan["fix"].spans == ("a", "b")
+    assert plan.turn.spans == ("b", "c")
+    enter(session, looked=False)
+    assert plan["fix"].spans == ("a", "b")
+    assert plan.turn.spans == ("b", "c")
+    enter(session)
+    assert plan["fix"].spans == ("a",), "what the client has named stays"
+    assert plan.turn.spans == ("b",), "and what another planner says"
+    session.save(tmp_path / "session")
+    for twin in (session.fork(), session.engine.restore(tmp_path / "session")):
+        enter(twin, Edge("c", NOW, "because"))
+        assert twin.plan.turn.spans == ("b", "c")
+    assert plan.turn.spans == ("b",)
+
+
+def test_what_is_expected_is_added_or_replaced(engines):
+    session = chat_session(engines, **OPTIONS, planner="online")
+    enter(session, Edge("a", LATER, "because"))
+    enter(session, Edge("b", LATER, "because"))
+    assert session.plan.expected == ("a", "b")
+    enter(session, Edge("c", LATER, "because"), expected=True)
+    assert session.plan.expected == ("c",)
+    enter(session, expected=True)
+    assert session.plan.expected == ()
+
+
+def test_the_surest_edges_come_first_and_one_that_does_not_fit_is_passed_over(engines):
+    session = chat_session(engines, **OPTIONS, planner="online", plan=Plan([Step("fix")]))
+    for name, count in (("a", 15), ("b", 15), ("c", 2)):
+        session.append([user(filler(1, count), span=name), assistant("ok")])
+    size = {span.id: len(span) for span in session.memory.ledger.spans}
+    assert size["a"] + size["c"] <= OPTIONS["budget"] // 2 < size["a"] + size["b"]
+    scores = {"c": 0.1, "b": 0.5, "a": 0.9}
+    enter(session, *(Edge(span, "fix", "because", score) for span, score in scores.items()))
+    assert session.plan["fix"].spans == ("a", "c")
+    assert session.stats().planner["problem"] == "llm: b does not fit what fix may read"
+
+
+def test_what_overdue_steps_read_takes_from_the_turn(engines):
+    plan = Plan([Step("late", ("a",)), Step("go")])
+    session = chat_session(engines, **OPTIONS, planner="online", plan=plan)
+    for name in "ab":
+        session.append([user(filler(1, 15), span=name), assistant("ok")])
+    plan.begin("go")
+    enter(session, Edge("b", NOW, "because"))
+    assert plan.turn is None
+    assert session.stats().planner["problem"] == "llm: b does not fit what now may read"
+    plan.finish("late")
+    enter(session, Edge("b", NOW, "because"))
+    assert plan.turn.spans == ("b",)
+
+
+def test_a_span_that_has_grown_keeps_what_was_said_of_it(engines):
+    session = chat_session(engines, **OPTIONS, planner="retrieval")
+    session.ask(user("What now?"), max_tokens=3)
+    answer = session.memory.ledger.spans[-1]
+    before = len(answer)
+    session.append(user("More."))
+    assert len(answer) > before, "its closing came with the next message"
+    session.plan.expect([answer.id])
+    session.append(user("And more."))
+    assert session.plan.expected == (answer.id,)
+
+
+def test_an_answer_that_goes_on_is_read_anew(engines):
+    session, corpus = chat_session(engines), Corpus()
+    session.ask(user("What now?"), max_tokens=2)
+    corpus.update(session)
+    for _ in session.generate(max_tokens=2):
+        pass
+    answer = session.memory.ledger.spans[-1]
+    gone, come = corpus.update(session)
+    assert gone == [answer.id]
+    assert [one.ids for one in come] == [session.memory.ids[answer.start :]]
+    assert corpus.update(session) == ([], [])
+
+
+def test_a_fork_asks_with_all_messages_that_wait_for_an_answer(engines):
+    session = chat_session(
+        engines, **OPTIONS, planner="retrieval", planner_options={"allowance": 64, "most": 1}
+    )
+    session.append([user(FACTS["rule"], span="rule"), assistant("noted")])
+    session.append([user("How does FeeRule round?"), user("Please.")])
+    assert session.plan.turn is None
+    turn = session.fork().generate(max_tokens=1)
+    assert turn.session.plan.turn.spans == ("rule",)
+    turn.close()
 
 
 def test_tool_results_belong_to_the_turn_that_called(engines):

@@ -142,11 +142,6 @@ class Context:
         """Slots that may stay."""
         return self.session.config.budget
 
-    @property
-    def retrievable(self) -> bool:
-        """Whether evicted spans can come back at all."""
-        return self.memory.archive is not None
-
     @cached_property
     def residents(self) -> Mapping[str, float]:
         """Resident share of every computed span."""

@@ -178,8 +178,6 @@ class Online(Planner):
         for span, shared in self._sharing(names):
             if span in fresh or span in superseded or span in context.plan.superseded:
                 continue
-            if not context.retrievable and context.residents.get(span, 0) < 1:
-                continue
             shared.sort(key=lambda name: len(self._names[name]))
             scores[span] = sum(math.log((1 + count) / len(self._names[name])) for name in shared)
             whys[span] = f"shares {', '.join(shared[:5])}"

@@ -79,13 +79,9 @@ class Retrieval(Planner):
             return Proposal(looked=False)
         fresh = {one.id for one in context.new}
         ranking = [one for one in self._ranking(context) if one[0] not in fresh]
-        table, residents = context.memory.ledger.spans, context.residents
+        table = context.memory.ledger.spans
         whys = {span: why for span, _, why in ranking}
-        ranked = [
-            (span, score)
-            for span, score, _ in ranking
-            if span not in context.plan.superseded and (context.retrievable or residents.get(span, 0) == 1)
-        ]
+        ranked = [(span, score) for span, score, _ in ranking if span not in context.plan.superseded]
         taken = within(
             ranked,
             lambda span: len(table.get(span)),
