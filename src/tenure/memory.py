@@ -266,6 +266,9 @@ class Memory(TokenStream):
     def _keep(self, index: Tensor, reasons: dict[int, str] | str) -> None:
         self.ledger.keep(index, reasons)
         self.rows.keep(index, poison=POISON)
+        self._close_gaps()
+
+    def _close_gaps(self) -> None:
         if self.positions.renumber(self.ledger.next_position, 0, self.ledger.gaps):
             self._renumber()
 
@@ -301,8 +304,7 @@ class Memory(TokenStream):
             self.freeze(self.frozen.add(segment))
             if self.config.capacity is None:
                 self.resize(-(-max(1, self.ledger.rows) // _SHRUNK) * _SHRUNK)
-            if self.positions.renumber(self.ledger.next_position, 0, self.ledger.gaps):
-                self._renumber()
+            self._close_gaps()
         if POISON:
             self.check_integrity()
 
@@ -334,6 +336,7 @@ class Memory(TokenStream):
             self.rows.keep(index, poison=POISON)
             self.freeze(self.frozen.before(count))
             self.ledger.next_position = max(self.ledger.next_position, self.frozen.behind)
+            self._close_gaps()
             if self.late is not None:
                 self.late.truncate(count)
             del self.ids[count:]

@@ -142,6 +142,8 @@ def test_memory_falls_by_what_is_freed(engine):
     assert after.compressed == pytest.approx(done.entries / heads(engine))
     assert after.resident == session.memory.ledger.rows
     assert after.tokens == 600
+    session.close()
+    assert session.stats().kv_bytes == 0
 
 
 def test_explain_says_where_the_tokens_went(engine):
@@ -370,6 +372,36 @@ def test_a_rollback_past_compressed_tokens_goes_on_behind_them(engine):
     session.compress((0, 310), ratio=3, method="snapkv", recent=0)
     frozen = session.memory.frozen
     session.keep_first(frozen.segments[0].stop)
+    check_order(session.memory)
+    check_ledger(session)
+    session.append_ids(random_ids(30, 9))
+    check_order(session.memory)
+    check_ledger(session)
+
+
+def test_a_rollback_to_compressed_tokens_goes_on_behind_them(engine):
+    """The rows before them end long before they do, and what is taken back has few positions."""
+    session = engine.session(policy="recency", budget=80, chunk=32, slack=8, limit=160)
+    session.append_ids(random_ids(60))
+    session.compress((0, 60), ratio=3, method="snapkv", recent=0)
+    for number in range(8):
+        session.append_ids(random_ids(40, number))
+    assert session.memory.ledger.renumbers
+    session.keep_first(60)
+    assert session.memory.frozen.segments
+    check_order(session.memory)
+    check_ledger(session)
+    session.append_ids(random_ids(30, 9))
+    check_order(session.memory)
+    check_ledger(session)
+
+
+def test_compact_positions_have_no_gap_behind_a_rollback_into_compressed_tokens(engine):
+    session = engine.session(policy="recency", positions="compact", budget=80, chunk=32, slack=8)
+    session.append_ids(random_ids(60))
+    session.compress((0, 60), ratio=2, method="snapkv", recent=0)
+    session.keep_first(40)
+    assert session.memory.ledger.next_position == session.memory.ledger.rows + session.memory.frozen.slots
     check_order(session.memory)
     check_ledger(session)
     session.append_ids(random_ids(30, 9))

@@ -49,8 +49,9 @@ def test_old_turns_are_compressed_one_turn_late(engine, monkeypatch):
         assert start <= segment.start < segment.stop <= stop
     last = session.memory.ledger.spans[-1]
     assert session.explain(last.id).resident == 1.0
-    fork = session.fork()
+    fork, state = session.fork(), session.memory.late.state()[0]
     fork.ask(TEXT, max_tokens=3)
+    assert session.memory.late.state()[0] == state
     assert len(fork.memory.frozen.segments) == 3
     assert len(session.memory.frozen.segments) == 2
     seen.clear()
@@ -109,6 +110,22 @@ def test_a_forward_that_was_interrupted_is_no_evidence(engine, monkeypatch):
         session.ask(TEXT, max_tokens=3)
         assert len(session.memory.frozen.segments) == number
         check_ledger(session)
+
+
+def test_a_message_that_was_taken_back_is_no_evidence(engine):
+    session, other = (engine.session(policy="full", chunk=64, compress="gracekv") for _ in range(2))
+    for one in (session, other):
+        one.ask(TEXT, max_tokens=3)
+        engine.drain([one])
+    count = len(session)
+    session.append("two three wrong")
+    session.keep_first(count)
+    for one in (session, other):
+        one.append("four five")
+    assert session.memory.ids == other.memory.ids
+    (values, tensors), (want, probes) = (one.memory.late.state() for one in (session, other))
+    assert values == want
+    assert all(torch.equal(tensors[name], probe) for name, probe in probes.items())
 
 
 def test_only_the_last_queries_of_a_turn_are_kept(engine):

@@ -103,7 +103,7 @@ def compress(
     Raises:
         ConfigError: the ratio or budget cannot work, a layer has lost all of the chosen tokens and others have not, the
             session's budget would be left without rows for new tokens, or a chunk is too short for what the method
-            reads; nothing has changed.
+            reads; nothing has changed, except that positions may have been renumbered.
         UnknownSpanError: no such span.
     """
     started = now(session.engine.layout.device)
