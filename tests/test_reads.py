@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from tenure import Plan, Step, reads
 from tenure.errors import BudgetError
+from tenure.pieces import Piece
 from tenure.plan import MessageNumber, Quote
 from tenure.planners import Proposal
 from tenure.planners.base import Edge
+from tenure.regions import Region
 from tests.chats import assistant, chat_engine, chat_session, user
 from tests.conftest import random_ids
 from tests.oracles import check_ledger, state_of
@@ -142,6 +144,81 @@ def test_all_that_is_about_to_be_there_counts(engines, what):
     session.append(go(["a", "b"]))
 
 
+def test_where_a_session_goes_back_what_stays_counts(engines):
+    """A span that is cut counts as far as it stays, and what waits is taken back with the rest."""
+    session = chat(engines)
+    session.append_ids(random_ids(30), span="a")
+    session.append_ids(random_ids(40, seed=1), span="b")
+    session.queue_ids(random_ids(20, seed=2), pin="hard")
+    both, one = (
+        Piece([20, 21], "message", Region.USER, "user", 0, step="go", reads=names) for names in ("ab", "b")
+    )
+    reads.check_reads(session, [both], upto=ROOM)
+    with pytest.raises(BudgetError, match=f"reads {ROOM + 1} tokens of 2 spans; with 0 pinned"):
+        reads.check_reads(session, [both], upto=ROOM + 1)
+    reads.check_reads(session, [one], upto=70)
+    with pytest.raises(BudgetError, match="reads 40 tokens of 1 spans; with 20 pinned"):
+        reads.check_reads(session, [one])
+
+
+def test_where_a_session_goes_back_what_stays_compressed_counts(engines):
+    session = chat_engine(engines).session(policy="auto", archive=None, **OPTIONS)
+    session.append_ids(random_ids(20), span="a")
+    session.append_ids(random_ids(32, seed=1), span="old")
+    session.append_ids(random_ids(8, seed=2))
+    session.compress("old", ratio=2, method="snapkv")
+    ids = random_ids(ROOM - 20, seed=3)
+    piece = Piece(ids, "message", Region.USER, "user", 0, "new", step="go", reads=("a", "new"))
+    slots = session.memory.frozen.slots
+    for upto in (None, 52):
+        with pytest.raises(BudgetError, match=f"besides {slots} compressed"):
+            reads.check_reads(session, [piece], upto=upto)
+    reads.check_reads(session, [piece], upto=20)
+
+
+def test_a_quote_fits_what_was_said_before_it(engines):
+    """A question that repeats the text does not take its place."""
+    session = chat(engines)
+    session.append(user("alpha beta " + "a " * ROOM, span="long"))
+    before = state_of(session)
+    with pytest.raises(BudgetError, match="of 1 spans"):
+        session.append([user("what of alpha beta"), go([{"quote": "alpha beta"}])])
+    assert state_of(session) == before
+
+
+def test_a_pin_that_the_step_reads_counts_once(engines):
+    session = chat(engines)
+    session.append_ids(random_ids(30), span="pinned", pin="hard")
+    session.append_ids(random_ids(ROOM - 30, seed=1), span="a")
+    session.append(go(["pinned", "a"]))
+    assert session.explain("a").resident == 1.0
+    check_ledger(session)
+
+
+def test_of_several_steps_the_last_one_counts(engines):
+    """The others are over before anything is computed."""
+    session = chat(engines)
+    for name, size in (("a", 30), ("b", ROOM - 29)):
+        session.append_ids(random_ids(size, seed=size), span=name)
+    before = state_of(session)
+    with pytest.raises(BudgetError, match="step 'two' reads"):
+        session.append([go(["a"], "one"), go(["a", "b"], "two")])
+    assert state_of(session) == before
+    session.append([go(["a", "b"], "one"), go(["a"], "two")])
+    assert session.explain("a").resident == 1.0
+
+
+@pytest.mark.parametrize(("policy", "more"), [("foresight", 20), ("h2o", 0)])
+def test_what_compressed_tokens_may_not_take(engines, policy, more):
+    """Sinks, pins, and what the current step reads beside them where the policy promises it."""
+    session = chat(engines, policy)
+    session.append_ids(random_ids(20), span="a")
+    session.append_ids(random_ids(10, seed=1), span="pinned", pin="hard")
+    session.queue_ids(random_ids(3, seed=2), pin="hard")
+    session.plan.add(Step("go", ("a", "pinned", "nowhere")))
+    assert reads.needed(session.memory) == 2 + 10 + 3 + more
+
+
 def test_what_is_compressed_counts(engines):
     session = chat_engine(engines).session(policy="auto", archive=None, **OPTIONS)
     session.append_ids(random_ids(30), span="old")
@@ -152,6 +229,9 @@ def test_what_is_compressed_counts(engines):
     before = state_of(session)
     with pytest.raises(BudgetError, match=rf"the budget is {64 - slots} besides {slots} compressed"):
         session.append(go(["facts"]))
+    assert state_of(session) == before
+    with pytest.raises(BudgetError, match=rf"reads 30 tokens of 1 spans.* besides {slots} compressed"):
+        session.append([user("pin", pin="hard"), user("a " * 12, pin="hard"), go(["old"])])
     assert state_of(session) == before
 
 

@@ -86,9 +86,9 @@ def _waiting(memory: Memory) -> int:
 
 
 def _archived(memory: Memory, span: Span) -> bool:
-    """Whether a span can come back; the one that is still being written cannot."""
+    """Whether a span can come back; the last one, which may still grow, is in no archive."""
     capture = memory.capture
-    if capture is None or span is memory.last_span:
+    if capture is None:
         return False
     capture.take(memory.ledger, memory.rows, memory.ids)
     return capture.archive.get(span.id) is not None

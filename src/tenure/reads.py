@@ -69,8 +69,6 @@ def check_reads(
     only = None  # references may fit any span
     if not plan.pending:
         only = {*plan[step].spans, *(span.id for span in spans.pinned)}
-        if upto and len(spans):
-            only.add(spans[spans.index_at(upto - 1)].id)  # the pieces may go on with it
     held = [
         (span, ids if upto is None else ids[: upto - span.start])
         for span, ids in contents(memory, only)
