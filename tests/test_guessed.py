@@ -131,3 +131,16 @@ def test_what_the_client_names_in_other_words_is_no_guess(order):
     assert plan.guessed.of("fix") == ()
     plan.withdraw([("fix", "s1")])
     assert plan["fix"].reads == ("s1",)
+
+
+def test_guesses_belong_to_their_step_and_to_who_made_them_first():
+    plan = Plan([Step("look"), Step("fix")])
+    plan.add_reads("look", ["s1"], guess="online")
+    plan.add_reads("fix", [Quote("one")], guess="llm")
+    plan.add_reads("fix", [MessageNumber(1)], guess="online")
+    plan.resolve(lambda reference: ["s1"])
+    assert plan.guessed.of("look") == plan.guessed.of("fix") == ("s1",)
+    assert plan.guessed.by("llm") == [("fix", "s1")]
+    plan.set_reads("look", ["s1"])
+    assert plan.guessed.of("look") == ()
+    assert plan.guessed.of("fix") == ("s1",)

@@ -114,13 +114,15 @@ def test_a_question_in_the_place_of_another(engines, policy):
     (_, stored, slots), count = state(session), len(session)
     session.append_ids(random_ids(300, seed=3)[:12], region="user")
     end = state(session)[2]
-    late = session.fork()
+    near, late = session.fork(), session.fork()
     late.append_ids(random_ids(4, seed=4), region="user")
     session.keep_first(count + 1)
-    late.keep_first(count + 11)
     for name in ("score", "energy"):
         assert state(session)[2][name][0][:count] == slots[name][0]
-        assert state(late)[2][name][0] == end[name][0][:-1]
+    for one in (near, late):
+        one.keep_first(count + 11)
+        for name in ("score", "energy"):
+            assert state(one)[2][name][0] == end[name][0][:-1]
     assert state(session)[1] == stored
 
 

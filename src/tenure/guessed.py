@@ -44,9 +44,8 @@ class Guessed:
             became: what each read has become.
         """
         guessed = {read: self._reads.pop((step.id, read), None) for read in became}
-        for read in sorted(
-            became, key=lambda read: guessed[read] is None
-        ):  # the named ones have the last word
+        # What somebody has named comes last, and stays named.
+        for read in sorted(became, key=lambda read: guessed[read] is None):
             for key in ((step.id, other) for other in became[read]):
                 who = guessed[read]
                 if who is None:
