@@ -1448,17 +1448,19 @@ def test_an_error_inside_the_block_is_not_swallowed(engines):
 # -- memory ------------------------------------------------------------------------------------------
 
 
-def test_a_full_cache_doubles(engines, monkeypatch):
+@pytest.mark.parametrize(
+    ("chunk", "sizes"),
+    [(10, [16, 32, 32, 64, 64, 64, 128, 128, 128, 128, 128, 128]), (16, [16, 32, 64, 64, 128])],
+)
+def test_a_full_cache_doubles(engines, monkeypatch, chunk, sizes):
     """Positions bounded with policy full: nothing is evicted, so the slab follows the session."""
     monkeypatch.setattr("tenure.memory._FIRST_CAPACITY", 16)
-    session = engines("qwen2").session(policy="full", positions="bounded", chunk=10)
+    session = engines("qwen2").session(policy="full", positions="bounded", chunk=chunk)
     token = session.stats().kv_bytes // 16
-    sizes = []
-    for number in range(12):
-        session.append_ids(random_ids(10, seed=number))
-        sizes.append(session.stats().kv_bytes // token)
+    for number, size in enumerate(sizes):
+        session.append_ids(random_ids(chunk, seed=number))
+        assert session.stats().kv_bytes // token == size
         check_ledger(session)
-    assert sizes == [16, 32, 32, 64, 64, 64, 128, 128, 128, 128, 128, 128]
 
 
 def test_a_slab_that_cannot_grow_leaves_the_session(engines, models, monkeypatch):
@@ -1493,3 +1495,48 @@ def test_an_evicting_session_never_grows(engines, policy):
         assert session.stats().resident <= 30
     assert session.stats().kv_bytes == kv_bytes
     assert [tensor.data_ptr() for tensor in session.memory.rows._tensors()] == addresses
+
+
+def test_decoding_evicts_in_bursts_of_the_slack(engines):
+    session = engines("qwen2").session(policy="recency", budget=24, chunk=12, slack=6)
+    session.append_ids(random_ids(40))
+    residents = [session.stats().resident]
+    for token in random_ids(9, seed=1):
+        session.force([token])
+        residents.append(session.stats().resident)
+    assert residents == [24, 25, 26, 27, 28, 29, 30, 24, 25, 26]
+
+
+def test_a_policy_is_told_how_many_queries_were_counted(engines, monkeypatch):
+    from tenure.policies import MemDecay
+
+    told, absorb = [], MemDecay.absorb
+    monkeypatch.setattr(
+        MemDecay, "absorb", lambda self, look: told.append(look.queries) or absorb(self, look)
+    )
+    for window in (4, 0):
+        session = engines("qwen2").session(
+            policy="memdecay", policy_options={"window": window}, budget=24, chunk=12
+        )
+        session.append_ids(random_ids(15))
+    assert told == [4, 3, 12, 3]
+
+
+def test_keys_at_far_positions_are_rotated_in_double_precision(engines):
+    session = engines("qwen2").session(policy="recency", budget=24, chunk=12, positions="logical")
+    far = torch.tensor([5_000_003])
+    cos, _ = session.memory.angles(far)
+    turns = far.double() * session.engine.adapter.rope.inv_freq.double()
+    torch.testing.assert_close(cos[0], turns.cos().float(), atol=1e-6, rtol=0)
+
+
+def test_a_forks_plan_is_followed_by_the_fork_alone(engines):
+    session = engines("qwen2").session(policy="foresight", budget=32, chunk=16, slack=4)
+    session.append_ids(random_ids(40, seed=1))
+    session.append_ids(random_ids(10), span="facts")
+    fork = session.fork()
+    fork.plan.add(Step("go", ("facts",)))
+    for one in (session, fork):
+        one.append_ids(random_ids(100, seed=2))
+    assert session.explain("facts").resident < 1.0
+    assert fork.explain("facts").resident == 1.0
