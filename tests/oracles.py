@@ -58,6 +58,8 @@ def check_ledger(session: Session) -> None:
         assert memory.row_budget > min(fixed, memory.config.budget - 1), (
             "compressed tokens leave room for rows"
         )
+        if memory._chunk_left == memory.config.chunk:
+            assert rows <= memory.row_budget + memory.config.slack, "between chunks the budget holds"
     for tensor in (memory.rows.raw, memory.rows.values, memory.rows.rotated):
         if tensor is not None:
             assert tensor[:, :, :rows].isfinite().all(), "no freed slot is resident"
@@ -73,7 +75,7 @@ def state_of(session: Session) -> dict[str, Any]:
     def content(tensor: torch.Tensor | None) -> bytes | None:
         return None if tensor is None else tensor.contiguous().view(torch.uint8).numpy().tobytes()
 
-    arrays = {name: content(getattr(ledger, name)[:, :rows]) for name in ("logical", "position", "score")}
+    arrays = {name: content(array[:, :rows]) for name, array in ledger.arrays.items()}
     for name in ("raw", "values", "rotated"):
         tensor = getattr(memory.rows, name)
         arrays[name] = None if tensor is None else content(tensor[:, :, :rows])
@@ -82,8 +84,28 @@ def state_of(session: Session) -> dict[str, Any]:
         **arrays,
         **{name: getattr(ledger, name) for name in counters},
         "ids": memory.ids.tobytes(),
-        "spans": [(s.id, s.start, s.stop, s.region, s.role, s.pin, dict(s.evicted)) for s in ledger.spans],
-        "backlog": [(item.span.id, list(item.ids[item.done :])) for item in memory._backlog],
+        "spans": [
+            (
+                s.id,
+                s.start,
+                s.stop,
+                s.region,
+                s.role,
+                s.pin,
+                dict(s.evicted),
+                s.restored,
+                s.message,
+                list(s.parts),
+            )
+            for s in ledger.spans
+        ],
+        "backlog": [(span.id, span.pin, list(ids), region) for span, ids, region in memory.backlog],
+        "compressed": [
+            (*block, content(one.entries.position))
+            for block, one in zip(memory.frozen.blocks, memory.frozen.segments, strict=True)
+        ],
+        "clocks": memory.aging.to_json(),
+        "moments": [(one.length, dict(one.times)) for one in memory.past.moments],
         "logits": content(session.logits),
         "plan": session.plan.to_json(),
         "transcript": None if session._transcript is None else session._transcript.snapshot(),
