@@ -25,6 +25,14 @@ class MaskedReference:
         self._values: list[Tensor | None] = [None] * layers
         self._length = 0
 
+    def beside(self, session: Any, ids: list[int]) -> Tensor:
+        """Logits of a chunk as a session would give them that is about to read it, on the CPU."""
+        session.memory.prepare(len(ids))
+        ledger = session.memory.ledger
+        held = slice(0, ledger.rows)
+        logical, position = (array[:, held].cpu().clone() for array in (ledger.logical, ledger.position))
+        return self.run(ids, logical, position, ledger.next_position)
+
     def run(self, ids: list[int], logical: Tensor, position: Tensor, first: int) -> Tensor:
         """Logits of a chunk.
 

@@ -74,12 +74,7 @@ def test_evicting_session_equals_masked_reference(models, engines, policy, posit
         session = engine.session(policy=policy, positions=positions, budget=64, chunk=64, slack=8, limit=None)
         reference = MaskedReference(models(family))
         for piece in chunked(random_ids(200, seed=3), size, last):
-            session.memory.prepare(len(piece))
-            ledger = session.memory.ledger
-            rows = ledger.rows
-            want = reference.run(
-                piece, ledger.logical[:, :rows], ledger.position[:, :rows], ledger.next_position
-            )
+            want = reference.beside(session, piece)
             torch.testing.assert_close(session.feed(piece), want, atol=2e-4, rtol=0)
             assert session.memory.ledger.rows <= 64
             if positions == "bounded":

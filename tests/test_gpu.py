@@ -50,12 +50,7 @@ def test_an_evicting_session_equals_the_masked_reference(models, policy, positio
     ids = random_ids(300, seed=3)
     for start in range(0, 300, 50):
         piece = ids[start : start + 50]
-        session.memory.prepare(len(piece))
-        ledger = session.memory.ledger
-        held = slice(0, ledger.rows)
-        want = masked.run(
-            piece, ledger.logical[:, held].cpu(), ledger.position[:, held].cpu(), ledger.next_position
-        )
+        want = masked.beside(session, piece)
         torch.testing.assert_close(session.feed(piece).cpu(), want, atol=1e-3, rtol=0)
         check_ledger(session)
 

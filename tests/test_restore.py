@@ -49,12 +49,7 @@ OPTIONS = {"budget": 64, "chunk": 32, "slack": 8, "sinks": 2}
 
 def step_both(session, reference, ids):
     """One chunk in the engine and in the masked reference; logits must agree."""
-    session.memory.prepare(len(ids))
-    ledger = session.memory.ledger
-    rows = ledger.rows
-    want = reference.run(
-        ids, ledger.logical[:, :rows].clone(), ledger.position[:, :rows].clone(), ledger.next_position
-    )
+    want = reference.beside(session, ids)
     got = session.feed(ids)
     torch.testing.assert_close(got, want, atol=1e-4, rtol=0)
     check_ledger(session)

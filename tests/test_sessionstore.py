@@ -68,6 +68,12 @@ def test_a_restored_session_is_the_same_to_the_byte_and_goes_on_alike(engines, f
     assert go_on(again) == go_on(session)
 
 
+def asked_again(session):
+    """What a session whose planner has learnt says next."""
+    session.append(tool("E417 again, QUEUE_DEPTH too", span="late"))
+    return [session.ask(user(text), max_tokens=3) for text in ("E417, FeeRule?", "QUEUE_DEPTH?")]
+
+
 @pytest.mark.parametrize("planner", ["online", "retrieval"])
 def test_planners_go_on_with_what_they_have_learnt(engines, file, planner):
     session = drowned(engines, planner=planner)
@@ -75,11 +81,7 @@ def test_planners_go_on_with_what_they_have_learnt(engines, file, planner):
     session.ask(user("And E417, and MAX_SHARDS?"), max_tokens=3)
     session.save(file)
     again = session.engine.restore(file)
-    told = []
-    for one in (session, again):
-        one.append(tool("E417 again, QUEUE_DEPTH too", span="late"))
-        told.append([one.ask(user(text), max_tokens=3) for text in ("E417, FeeRule?", "QUEUE_DEPTH?")])
-    assert told[0] == told[1]
+    assert asked_again(again) == asked_again(session)
     assert state_of(again) == state_of(session)
     learnt = [one.planning.planners[0] for one in (session, again)]
     assert vars(learnt[0]).keys() == vars(learnt[1]).keys()
@@ -100,11 +102,7 @@ def test_planners_of_a_session_that_went_back(engines, file, planner, left):
         session.append_ids(random_ids(40), span="q")
     session.save(file)
     again = session.engine.restore(file)
-    told = []
-    for one in (session, again):
-        one.append(tool("E417 again, QUEUE_DEPTH too", span="late"))
-        told.append([one.ask(user(text), max_tokens=3) for text in ("E417, FeeRule?", "QUEUE_DEPTH?")])
-    assert told[0] == told[1]
+    assert asked_again(again) == asked_again(session)
     assert state_of(again) == state_of(session)
     assert again.planning.came == session.planning.came
 

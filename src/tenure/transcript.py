@@ -178,7 +178,7 @@ class Transcript:
                 "the list of messages is empty", option="messages", way_out="Send at least one"
             )
         try:
-            closing = self._close(last_id) if before.turn else []
+            closing = self.close(last_id=last_id) if before.turn else []
             return closing + self._add(parsed, 0, add_generation_prompt)
         except BaseException:
             self._state = before
@@ -197,7 +197,25 @@ class Transcript:
             last_id: see `open`.
             tool_calls: the calls of the turn that ends, in the OpenAI form.
         """
-        return self._close(last_id, tool_calls)
+        state = self._state
+        if state.last is None:
+            return []
+        entry = state.last.entry
+        if state.turn:
+            text = self._assistant_end()
+            if tool_calls:
+                message = Message.parse({"role": "assistant", "tool_calls": tool_calls})
+                entry = entry._replace(calls=message.call_names)
+        elif state.read is not None:
+            text = state.carry + self._closing()[0][state.read :]
+        else:
+            return []
+        ids, _ = self._encoder.encode(text)
+        if ids and ids[0] == last_id:
+            del ids[0]
+        node = Node(state.last.parent, entry)
+        self._state = replace(state, last=node, turn=False, read=None, carry="")
+        return [Piece(ids, "closing", _region(entry), entry.role)] if ids else []
 
     def raw(self) -> None:
         """Say that raw ids stand between the messages. Call `close` before they are added."""
@@ -230,27 +248,6 @@ class Transcript:
             header = self._template.header("user")
             if header is None or not header.startswith(self._bos_text):
                 del ids[0], ends[0]
-
-    def _close(self, last_id: int | None, tool_calls: Sequence[Mapping[str, Any]] = ()) -> list[Piece]:
-        state = self._state
-        if state.last is None:
-            return []
-        entry = state.last.entry
-        if state.turn:
-            text = self._assistant_end()
-            if tool_calls:
-                message = Message.parse({"role": "assistant", "tool_calls": tool_calls})
-                entry = entry._replace(calls=message.call_names)
-        elif state.read is not None:
-            text = state.carry + self._closing()[0][state.read :]
-        else:
-            return []
-        ids, _ = self._encoder.encode(text)
-        if ids and ids[0] == last_id:
-            del ids[0]
-        node = Node(state.last.parent, entry)
-        self._state = replace(state, last=node, turn=False, read=None, carry="")
-        return [Piece(ids, "closing", _region(entry), entry.role)] if ids else []
 
     def _closing(self) -> tuple[str, list[Entry]]:
         """What the template writes after the last text, and the history that tells: all of it if it wants more."""

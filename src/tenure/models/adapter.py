@@ -47,8 +47,6 @@ FAMILIES = (*FUSED_FAMILIES, *STOCK_FAMILIES)
 """Model types whose rotary layout is split-half, with nothing between rotation and attention, and whose layers all
 rotate and all see the whole session; some rotate a part of each head."""
 
-FAMILY_HINT = "Use a model of one of these families: " + ", ".join(FAMILIES)
-
 
 def tenure_attention(
     module: nn.Module,
@@ -81,6 +79,15 @@ class IdentityRotary(nn.Module):
         return x.new_ones(1, 1, self.width), x.new_zeros(1, 1, self.width)
 
 
+def unknown_family(model_type: str) -> UnsupportedModelError:
+    """The error for a family that is not among ``FAMILIES``."""
+    return UnsupportedModelError(
+        "this family is not supported",
+        option=f"model {model_type}",
+        way_out="Use a model of one of these families: " + ", ".join(FAMILIES),
+    )
+
+
 def check_supported(config: Any) -> None:
     """Refuse, by name, what cannot be reproduced exactly.
 
@@ -90,7 +97,7 @@ def check_supported(config: Any) -> None:
     config = config.get_text_config()
     option = f"model {config.model_type}"
     if config.model_type not in FAMILIES:
-        raise UnsupportedModelError("this family is not supported", option=option, way_out=FAMILY_HINT)
+        raise unknown_family(config.model_type)
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"}:
         other = ", ".join(sorted(kinds - {"full_attention"}))

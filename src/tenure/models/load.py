@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tenure.errors import ModelError, TenureError, UnsupportedModelError
-from tenure.models.adapter import FAMILIES, FAMILY_HINT, check_supported
+from tenure.models.adapter import FAMILIES, check_supported, unknown_family
 from tenure.models.rope import check_rope
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
@@ -46,11 +46,7 @@ def check_config(folder: Path) -> None:
     except ModelError as error:
         if family in FAMILIES:
             raise
-        raise UnsupportedModelError(
-            "this family is not supported",
-            option=f"model {family}",
-            way_out=FAMILY_HINT,
-        ) from error
+        raise unknown_family(family) from error
     check_supported(config)
     check_rope(config)
 

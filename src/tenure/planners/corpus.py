@@ -66,7 +66,7 @@ class Corpus:
     def resume(self, ids: array[int], seen: list[tuple[str, int, int]]) -> None:
         """Go on from what a saved session had seen of these token ids and of some that were taken back."""
         self._seen = seen
-        self._ids = array("I", ids)
+        self._ids = ids
 
     def fork(self) -> Corpus:
         """An independent copy."""

@@ -150,16 +150,12 @@ def _ablated(cells: Sequence[Cell]) -> list[str]:
     for mode, tokens in _grids([cell for cell in mine if _is_variant(cell)]):
         here = _tasks(mine, mode, tokens)
         shared = set.intersection(*_families(here, mode, tokens).values())
-        played = [{cell["ratio"] for cell in here if cell["method"] == name} for name in _variants(here)]
+        played = [set(row) for name, row in means(here, mode, tokens).items() if name != "full"]
         ratios = {1.0} | set.intersection(*played)
         both = [cell for cell in here if cell["family"] in shared and cell["ratio"] in ratios]
         if len(ratios) > 1 and both:
             lines += ["GraceKV with one option changed at a time:\n", *_table(both, mode, tokens)]
     return lines
-
-
-def _variants(cells: Sequence[Cell]) -> set[str]:
-    return {cell["method"] for cell in cells if cell["method"] != "full"}
 
 
 def _built(cells: Sequence[Cell], ratio: float = 8.0) -> list[str]:
