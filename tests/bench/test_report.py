@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import json
 
-from tenure.bench.longsession.page import late_over_early, length_table, planner_table, run_section
+from tenure.bench.longsession.page import (
+    late_over_early,
+    length_table,
+    planner_table,
+    pooled_tables,
+    run_section,
+)
 from tenure.bench.longsession.plots import draw
 from tests.bench.longsession.runs import MACHINE, run, stored
 
@@ -110,6 +116,26 @@ def test_forms_of_weights_are_told_apart(tmp_path):
     drawn = draw(runs, [whole, *small], tmp_path)
     assert drawn.keys() >= {"By length, fake, int8 weights"}
     assert "By length, fake" not in drawn  # one length alone is no line
+
+
+def test_forms_of_weights_are_pooled_where_only_they_and_the_seeds_differ():
+    whole = [stored(seed, SQUARE) for seed in (0, 2)]
+    small = [stored(seed, {**SQUARE, "pace": 4}, weights="int8") for seed in (2, 3)]
+    others = [
+        stored(4, SQUARE, tokens=2000, weights="int8"),
+        stored(5, SQUARE, distance=500, weights="int8"),
+        stored(6, SQUARE, noise="stale", noise_rate=0.5, spoilt=1, weights="int8"),
+        stored(7, {"pace-llm": 5}, weights="int8"),
+    ]
+    text = pooled_tables([*small, *whole, *others])
+    assert text.count("### ") == 1
+    assert "### fake, 1,000 tokens, all sessions" in text
+    assert (
+        "2 sessions, seeds 0, 2, the usual weights; 1 session, seed 3, int8 weights." in text
+    )  # seed 2 counts once
+    assert "| pace | 3 | 14 of 15 |" in text
+    assert "| pace over h2o | 3 | 0 | 0 | 0.25 |" in text
+    assert pooled_tables([*whole, *others]) == ""
 
 
 def test_lengths():

@@ -9,7 +9,7 @@ from typing import Any
 
 from tenure.bench import regions_page as regions
 from tenure.bench.calibration import page as calibration
-from tenure.bench.longsession.page import length_table, planner_table, run_section
+from tenure.bench.longsession.page import length_table, planner_table, pooled_tables, run_section
 from tenure.bench.longsession.plots import draw
 from tenure.bench.longsession.series import Result
 from tenure.bench.peers import page as peers
@@ -81,7 +81,8 @@ def write(results: Path, page: Path, images: Path) -> list[Path]:
     if runs:
         text.append("## Long sessions\n")
         text += [f"![{title}]({_link(picture, page)})\n" for title, picture in pictures.items()]
-        text += [table for table in (length_table(runs), planner_table(runs)) if table]
+        tables = (pooled_tables(sessions), length_table(runs), planner_table(runs))
+        text += [table for table in tables if table]
         text += [run_section(run, _machine(run), _config(run["config"])) for run in runs]
     models = ruler.by_model(found for _, found in others if found["bench"] == "ruler")
     if models:

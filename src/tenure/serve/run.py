@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -54,10 +56,24 @@ class Listener(uvicorn.Server):
 
 def serve(engine: Engine, config: ServeConfig) -> None:
     """Serve until a signal comes."""
+    with _logged():
+        Listener(create_app(engine, config), config).run()
+
+
+@contextmanager
+def _logged() -> Iterator[None]:
+    """Logs of the server on standard error, for as long as it runs."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    for name in ("tenure.serve", "uvicorn.error"):
+    before = []
+    for name, level in (("tenure.serve", logging.INFO), ("uvicorn.error", logging.WARNING)):
         log = logging.getLogger(name)
+        before.append((log, log.level))
         log.addHandler(handler)
-        log.setLevel(logging.INFO if name.startswith("tenure") else logging.WARNING)
-    Listener(create_app(engine, config), config).run()
+        log.setLevel(level)
+    try:
+        yield
+    finally:
+        for log, level in before:
+            log.removeHandler(handler)
+            log.setLevel(level)

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from tenure.bench.longsession.arms import ARMS
-from tenure.bench.longsession.series import Result, interval, model_of, of_edges, plain
+from tenure.bench.longsession.series import (
+    Result,
+    Stored,
+    interval,
+    model_of,
+    of_edges,
+    plain,
+    pooled,
+    weights_of,
+)
+from tenure.bench.longsession.summary import summarise
 
 _TOLD = ("pace", "bounded", "foresight", "h2o", "none")
 """Paired tests are told between PACE and these, and between planners and PACE."""
@@ -52,18 +62,7 @@ def run_section(run: Result, origin: str, config: str) -> str:
         lines.append(f"\nIts noise {_EDGES}.")
     noise = dict.fromkeys(words for arm in run["arms"].values() if (words := noise_words(arm)))
     lines += [f"\nNoise: {words}." for words in noise]
-    tests = {pair: test for pair, test in run["paired"].items() if _is_told(pair)}
-    if tests:
-        lines += [
-            "",
-            "| pairs of seed and probe | better | worse | tied | p (sign test) |",
-            "|---" * 5 + "|",
-        ]
-        lines += [
-            f"| {pair.replace('>', ' over ')} | {test['better']} | {test['worse']} | {test['tied']} "
-            f"| {test['p']:.2g} |"
-            for pair, test in tests.items()
-        ]
+    lines += _pairs(run)
     alone = {name: arm for name, arm in run["arms"].items() if arm["time_shared_by"] == 1}
     if {"pace", "h2o"} <= set(alone):
         ratio = sum(alone["pace"]["turn_s"]) / sum(alone["h2o"]["turn_s"])
@@ -73,7 +72,52 @@ def run_section(run: Result, origin: str, config: str) -> str:
     return "\n".join([*lines, ""])
 
 
-def _sessions(seeds: Sequence[int]) -> str:
+def _pairs(run: Result) -> list[str]:
+    """The paired tests that are told, as a table with an empty line before it."""
+    tests = {pair: test for pair, test in run["paired"].items() if _is_told(pair)}
+    if not tests:
+        return []
+    rows = [
+        f"| {pair.replace('>', ' over ')} | {test['better']} | {test['worse']} | {test['tied']} | {test['p']:.2g} |"
+        for pair, test in tests.items()
+    ]
+    return [
+        "",
+        "| pairs of seed and probe | better | worse | tied | p (sign test) |",
+        "|---" * 5 + "|",
+        *rows,
+    ]
+
+
+def pooled_tables(stored: Stored) -> str:
+    """For each of :func:`~tenure.bench.longsession.series.pooled` what its arms passed, and the paired tests."""
+    lines = []
+    for sessions in pooled(stored):
+        run = summarise(sessions)
+        seeds: dict[str, set[int]] = {}
+        for found in sessions:
+            seeds.setdefault(weights_of(found), set()).add(found["seed"])
+        words = [
+            f"{_sessions(of)} {ranges(of)}, {'the usual' if form == 'auto' else form} weights"
+            for form, of in sorted(seeds.items())
+        ]
+        lines += [
+            f"### {run['model']}, {run['config']['tokens']:,} tokens, all sessions\n",
+            f"{'; '.join(words)}.\n",
+            "| arm | sessions | checks passed | 95 % | recall |",
+            "|---" * 5 + "|",
+        ]
+        for name, arm in run["arms"].items():
+            low, high = interval(arm)
+            lines.append(
+                f"| {name} | {arm['sessions']} | {arm['checks_passed']} of {arm['checks_total']} "
+                f"| {low:.0%} to {high:.0%} | {arm['recall']:.1%} |"
+            )
+        lines += [*_pairs(run), ""]
+    return "\n".join(lines)
+
+
+def _sessions(seeds: Collection[int]) -> str:
     return "1 session, seed" if len(seeds) == 1 else f"{len(seeds)} sessions, seeds"
 
 

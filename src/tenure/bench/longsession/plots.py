@@ -90,7 +90,8 @@ def slug(text: str) -> str:
 
 
 def _words(result: Result) -> str:
-    return f"{result['config']['tokens']:,} tokens, {len(result['seeds'])} sessions"
+    count = len(result["seeds"])
+    return f"{result['config']['tokens']:,} tokens, {count} session{'' if count == 1 else 's'}"
 
 
 def colour(name: str, names: Sequence[str]) -> str:

@@ -37,9 +37,13 @@ ALIKE = ("foresight", "pace")
 
 def model_of(found: Mapping[str, Any]) -> str:
     """The model of a run or a session, with the form of its weights where that is not the usual one."""
-    config = found["config"]
-    weights = config.get("weights", "auto")
-    return str(config["model"]) + ("" if weights == "auto" else f", {weights} weights")
+    weights = weights_of(found)
+    return str(found["config"]["model"]) + ("" if weights == "auto" else f", {weights} weights")
+
+
+def weights_of(found: Mapping[str, Any]) -> str:
+    """The form of the weights of a run or a session."""
+    return str(found["config"].get("weights", "auto"))
 
 
 ENOUGH = 5
@@ -56,6 +60,24 @@ def interval(arm: Mapping[str, Any]) -> tuple[float, float]:
 def plain(results: Iterable[Result]) -> list[Result]:
     """Runs under right plans."""
     return [result for result in results if result["config"].get("noise", "none") == "none"]
+
+
+def pooled(stored: Stored) -> list[list[Mapping[str, Any]]]:
+    """Sessions under right plans that differ in their seeds and the form of their weights alone, if they differ in both.
+
+    Of a seed that was played with several forms the usual one counts, or the first by name: one session is no two draws.
+    """
+    groups: dict[tuple[Any, ...], dict[int, list[Mapping[str, Any]]]] = {}
+    for found in sorted(plain(stored), key=lambda found: (weights_of(found) != "auto", weights_of(found))):
+        if not {"pace", "none"} & found["arms"].keys():
+            continue
+        config = {**found["config"], "weights": "", "dtype": ""}
+        seeds = groups.setdefault(tuple(sorted(config.items())), {})
+        same = seeds.setdefault(found["seed"], [])
+        if not same or weights_of(same[0]) == weights_of(found):
+            same.append(found)
+    together = [[found for same in seeds.values() for found in same] for seeds in groups.values()]
+    return [sessions for sessions in together if len(set(map(weights_of, sessions))) > 1]
 
 
 def of_edges(result: Result) -> bool:
