@@ -59,23 +59,37 @@ class MaskedReference:
         self._length = total
         return logits
 
-    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, native: object = None) -> Tensor:
+    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         old_k, old_v = self._keys[layer], self._values[layer]
         self._keys[layer] = k = k if old_k is None else torch.cat([old_k, k], 1)
         self._values[layer] = v = v if old_v is None else torch.cat([old_v, v], 1)
         group = layer % len(self._visible)
         n, total = q.shape[1], k.shape[1]
-        q = self._rotate(q, self._positions[group][total - n :])
-        k = self._rotate(k, self._positions[group])
+        q = self._rotate(layer, q, self._positions[group][total - n :])
+        k = self._rotate(layer, k, self._positions[group])
         share = q.shape[0] // k.shape[0]
         k, v = k.repeat_interleave(share, 0), v.repeat_interleave(share, 0)
         index = torch.arange(total)
         mask = self._visible[group][None] & (index[None] <= index[total - n :, None])
+        window = self._window(layer)
+        if window is not None:
+            mask &= index[None] > index[total - n :, None] - window
         logits = (q @ k.transpose(1, 2)) * self._adapter.scale
-        return (logits.masked_fill(~mask, float("-inf")).softmax(-1) @ v).transpose(0, 1)
+        logits = logits.masked_fill(~mask, float("-inf"))
+        if sinks is not None:
+            logits = torch.cat([logits, sinks[:, None, None].expand(-1, n, 1)], -1)
+            v = torch.cat([v, torch.zeros_like(v[:, :1])], 1)
+        return (logits.softmax(-1) @ v).transpose(0, 1)
 
-    def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        rope = self._adapter.rope
+    def _window(self, layer: int) -> int | None:
+        """As the layer's own module has it, or all layers by the config."""
+        attention = self._adapter.model.model.layers[layer].self_attn
+        config = self._adapter.model.config
+        window = getattr(attention, "sliding_window", getattr(config, "sliding_window", None))
+        return window or None if getattr(attention, "is_sliding", True) else None
+
+    def _rotate(self, layer: int, x: Tensor, positions: Tensor) -> Tensor:
+        rope = self._adapter.ropes[layer]
         half = rope.inv_freq.numel()
         turn = torch.polar(torch.ones(()), positions[:, None].float() * rope.inv_freq) * rope.attention_factor
         pair = torch.complex(x[..., :half], x[..., half : 2 * half]) * turn

@@ -88,7 +88,9 @@ class Engine:
         self.kernels = kernels_for(layout.device)
         self.device = Device(
             layout=layout,
-            cos_sin=lambda positions, largest: self.adapter.rope.cos_sin(positions, largest=largest),
+            cos_sin=lambda positions, largest, layer: self.adapter.ropes[layer].cos_sin(
+                positions, largest=largest
+            ),
             kernels=self.kernels,
             copy=self.config.rotate == "copy",
         )
@@ -145,7 +147,8 @@ class Engine:
         return fingerprint(
             self._weights,
             self.tokenizer,
-            self.adapter.rope,
+            self.adapter.ropes,
+            windows=layout.windows,
             dtype=layout.dtype,
             shape=(layout.layers, layout.kv_heads, layout.head_dim),
             storage=self.config.weights,
@@ -326,8 +329,10 @@ class Engine:
         wanted: list[int],
     ) -> Tensor:
         device = self.layout.device
-        cos, sin = self.adapter.rope.cos_sin(positions.to(device), largest=largest)
-        forward = Forward(work=work, cos=cos, sin=sin, kernels=self.kernels, scale=self.adapter.scale)
+        (cos, sin), others = self.adapter.turns(positions.to(device), largest=largest)
+        forward = Forward(
+            work=work, cos=cos, sin=sin, kernels=self.kernels, scale=self.adapter.scale, others=others
+        )
         flat = torch.tensor([token for one in ids for token in one], device=device)
         return self.adapter.run(flat, forward, torch.tensor(wanted, dtype=torch.int64, device=device))
 

@@ -8,7 +8,7 @@ goes unseen.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from typing import Any, Self
@@ -93,22 +93,35 @@ class Fingerprint:
 
 
 def fingerprint(
-    weights: str, tokenizer: Any, rope: Rope, *, dtype: torch.dtype, shape: tuple[int, int, int], storage: str
+    weights: str,
+    tokenizer: Any,
+    ropes: Sequence[Rope],
+    *,
+    windows: Sequence[int | None],
+    dtype: torch.dtype,
+    shape: tuple[int, int, int],
+    storage: str,
 ) -> Fingerprint:
     """Fingerprint of an engine.
 
     Args:
         weights: from :func:`weights_digest`, of the model as it was loaded.
         tokenizer: of Hugging Face, or None.
-        rope: the model's rotary embedding.
+        ropes: the rotary embedding of each layer.
+        windows: of the layers, see :class:`~tenure.cache.rows.Layout`.
         dtype: of keys and values.
         shape: layers, kv heads and width of a head.
         storage: in which form weights are computed with, ``int8`` for example.
     """
     known = blake2b(digest_size=16)
+    rope, *others = dict.fromkeys(ropes)
     for part in (weights, storage, rope.kind, repr(rope.attention_factor)):
         known.update(part.encode() + b"\0")
     known.update(_bytes(rope.inv_freq.cpu()))
+    for other in others:
+        known.update(f"{other.kind} {other.attention_factor!r}\0".encode() + _bytes(other.inv_freq.cpu()))
+    if others or windows:
+        known.update(f"{[ropes.index(one) for one in ropes]} {tuple(windows)}".encode())
     return Fingerprint(known.hexdigest(), _tokenizer_digest(tokenizer), str(dtype), shape)
 
 

@@ -20,6 +20,7 @@ from tenure.cache.attend import Work
 from tenure.cache.ragged import RaggedSegment
 from tenure.cache.rows import CosSin, Layout, RowSegment
 from tenure.capture import Capture
+from tenure.compress.base import check_alike
 from tenure.compress.late import Late
 from tenure.config import SessionConfig
 from tenure.errors import ConfigError, IntegrityError
@@ -52,7 +53,8 @@ class Device:
     """What a memory needs of the loaded model."""
 
     layout: Layout
-    cos_sin: Callable[[Tensor, int], tuple[Tensor, Tensor]]
+    cos_sin: Callable[[Tensor, int, int], tuple[Tensor, Tensor]]
+    """Of positions, their upper bound and a layer."""
     kernels: Kernels
     copy: bool
 
@@ -84,6 +86,8 @@ class Memory(TokenStream):
         )
         self.frozen = Frozen()
         """What was compressed; its slots are part of the budget."""
+        if config.compress:
+            check_alike(device.layout, "compress")
         self.late = Late(config.compress, config.compress_ratio) if config.compress else None
         self.aging = Aging(RegionTable(config.regions), device.layout.device)
         self.past = Past()
@@ -116,9 +120,11 @@ class Memory(TokenStream):
         # Bounded positions never pass the limit; for the others fp64 is the safe side.
         largest = self.config.position_limit
         cos_sin = self.device.cos_sin
-        return lambda positions: cos_sin(
-            positions, largest or int(positions.max()) if positions.numel() else 0
-        )
+
+        def of(positions: Tensor, layer: int = 0) -> tuple[Tensor, Tensor]:
+            return cos_sin(positions, largest or int(positions.max()) if positions.numel() else 0, layer)
+
+        return of
 
     # -- one step --------------------------------------------------------------------------------
 
@@ -143,6 +149,7 @@ class Memory(TokenStream):
             frozen=self.frozen.segments,
             statistics=self.policy.statistics,
             groups=self.ledger.groups,
+            logical=self.ledger.logical[:, : self.rows.rows + count],
             watch=None if self.late is None else self.late.watch(count),
         )
 

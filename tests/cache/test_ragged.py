@@ -22,7 +22,7 @@ INV_FREQ = torch.tensor([1.0, 0.3, 0.05, 0.01])
 SCALE = LAYOUT.head_dim**-0.5
 
 
-def cos_sin(positions):
+def cos_sin(positions, layer=0):
     angles = positions.float()[..., None] * INV_FREQ
     return angles.cos(), angles.sin()
 

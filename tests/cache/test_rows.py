@@ -16,7 +16,7 @@ LAYOUT = Layout(layers=3, kv_heads=2, head_dim=8, dtype=torch.float32, device=to
 INV_FREQ = torch.tensor([1.0, 0.3, 0.05, 0.01])
 
 
-def cos_sin(positions):
+def cos_sin(positions, layer=0):
     angles = positions.float()[..., None] * INV_FREQ
     return angles.cos(), angles.sin()
 

@@ -12,7 +12,7 @@ from tenure import Engine
 from tenure.config import EngineConfig
 from tenure.errors import ModelError, TenureError, UnsupportedModelError
 from tenure.kernels.native import native
-from tenure.models.adapter import ATTENTION, Adapter, IdentityRotary, check_supported
+from tenure.models.adapter import ATTENTION, Adapter, IdentityRotary, check_supported, windows_of
 from tests.conftest import random_ids, stock_logits, tiny_model
 
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
@@ -37,7 +37,6 @@ LONGROPE = {
         (transformers.Gemma2Config(num_hidden_layers=1), "gemma2"),
         (transformers.CohereConfig(num_hidden_layers=1), "cohere"),
         (transformers.GlmConfig(num_hidden_layers=1), "glm"),
-        (transformers.SmolLM3Config(num_hidden_layers=1), "smollm3"),
         (transformers.HunYuanDenseV1Config(num_hidden_layers=1), "hunyuan_v1_dense"),
         (transformers.DeepseekV3Config(num_hidden_layers=1), "deepseek_v3"),
         (transformers.MambaConfig(num_hidden_layers=1), "mamba"),
@@ -52,27 +51,17 @@ def test_unknown_families_are_refused_by_name(config, name):
         check_supported(config)
 
 
-def test_sliding_windows_are_refused_by_name():
-    windows = [
-        transformers.MistralConfig(sliding_window=4096),
-        transformers.Qwen2Config(
-            use_sliding_window=True, sliding_window=16, max_window_layers=1, num_hidden_layers=3
-        ),
-        transformers.Qwen3Config(
-            use_sliding_window=True, sliding_window=16, max_window_layers=0, num_hidden_layers=3
-        ),
-    ]
-    for config in windows:
-        with pytest.raises(
-            UnsupportedModelError, match=rf"model {config.model_type}.*slid.*Use a checkpoint"
-        ):
-            check_supported(config)
+def test_windows_of_layers():
+    some = {"use_sliding_window": True, "sliding_window": 16, "num_hidden_layers": 3}
+    assert windows_of(transformers.MistralConfig(sliding_window=4096, num_hidden_layers=2)) == (4096, 4096)
+    assert windows_of(transformers.Qwen2Config(**some, max_window_layers=1)) == (None, 16, 16)
+    assert windows_of(transformers.Qwen3Config(**some, max_window_layers=0)) == (16, 16, 16)
 
 
 def test_a_window_that_is_switched_off_is_none():
-    check_supported(transformers.MistralConfig(sliding_window=None))
-    check_supported(transformers.Qwen2Config(use_sliding_window=False, sliding_window=4096))
-    check_supported(transformers.LlamaConfig())
+    assert windows_of(transformers.MistralConfig(sliding_window=None)) == ()
+    assert windows_of(transformers.Qwen2Config(use_sliding_window=False, sliding_window=4096)) == ()
+    assert windows_of(transformers.LlamaConfig()) == ()
 
 
 @pytest.mark.parametrize("scaling", [DYNAMIC, LONGROPE], ids=["dynamic", "longrope"])
@@ -90,7 +79,7 @@ def test_tables_that_change_with_length_are_refused_by_name(family, scaling):
     ("family", "options", "engine"),
     [
         ("llama", {"rope_parameters": DYNAMIC}, {}),
-        ("mistral", {"sliding_window": 16}, {}),
+        ("mistral", {"sliding_window": 16}, {"executor": "fused"}),
         ("phi", {}, {"executor": "fused"}),
         ("phi", {}, {"weights": "int8"}),
     ],

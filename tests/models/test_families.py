@@ -10,14 +10,22 @@ import torch
 import transformers
 
 from tenure import Engine
-from tenure.errors import UnsupportedModelError
+from tenure.config import EngineConfig
+from tenure.errors import ConfigError, UnsupportedModelError
 from tenure.models.adapter import STOCK_FAMILIES, check_supported
 from tests.conftest import random_ids, stock_logits, tiny_model
 from tests.reference import MaskedReference
 
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 OPTIONS: dict[str, dict[str, Any]] = {
+    "exaone4": {"num_hidden_layers": 4, "sliding_window": 24, "sliding_window_pattern": 2},
     "gemma": {"head_dim": 32},
+    "gemma3_text": {
+        "head_dim": 32,
+        "query_pre_attn_scalar": 20,
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
     "glm4_moe": {
         **EXPERTS,
         "n_routed_experts": 4,
@@ -26,17 +34,34 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 1,
         "use_qk_norm": True,
     },
+    "gpt_oss": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "head_dim": 16,
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
     "granite": {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.5},
     "granitemoe": {"attention_multiplier": 0.2, "num_local_experts": 4, "num_experts_per_tok": 2},
     "minimax_m2": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "rotary_dim": 8},
+    "ministral": {
+        "head_dim": 16,
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
     "mixtral": {"num_local_experts": 4, "sliding_window": None},
     "olmo": {"clip_qkv": 2.0},
+    "olmo3": {
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
     "phi": {"num_key_value_heads": 4, "partial_rotary_factor": 0.5},
     "phi3": {"sliding_window": None, "partial_rotary_factor": 0.5, "pad_token_id": 0},
     "qwen2_moe": {**EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 32},
     "qwen3_moe": {**EXPERTS, "num_experts": 4, "head_dim": 16},
-    "starcoder2": {"sliding_window": None},
+    "smollm3": {"no_rope_layers": [1, 0, 1], "pad_token_id": 0},
+    "starcoder2": {"sliding_window": 24},
 }
 
 
@@ -86,21 +111,63 @@ def test_compression_reads_how_heads_are_joined(engine):
     session = engine.session(policy="full", chunk=64)
     session.append_ids(random_ids(150))
     before = session.stats().kv_bytes
-    session.compress(ratio=4, method="gracekv")
+    if not layout.alike:
+        with pytest.raises(ConfigError, match="method: some of this model's layers see a window"):
+            session.compress(ratio=4, method="gracekv")
+        with pytest.raises(ConfigError, match="compress: some of this model's layers see a window"):
+            engine.session(budget=48, chunk=32, slack=8, compress="gracekv")
+        assert session.stats().kv_bytes == before
+    else:
+        session.compress(ratio=4, method="gracekv")
+        assert session.stats().kv_bytes < before / 2
     session.append_ids(random_ids(10, seed=1))
-    assert session.stats().kv_bytes < before / 2
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        transformers.MixtralConfig(num_hidden_layers=1, sliding_window=16),
-        transformers.Phi3Config(num_hidden_layers=1, sliding_window=16),
-        transformers.Starcoder2Config(num_hidden_layers=1, sliding_window=16),
-        transformers.Qwen3MoeConfig(num_hidden_layers=1, use_sliding_window=True, sliding_window=16),
-    ],
-    ids=lambda config: config.model_type,
-)
-def test_a_window_is_refused_by_name(config):
-    with pytest.raises(UnsupportedModelError, match=rf"model {config.model_type}: a sliding window of 16"):
+WINDOWS: dict[str, dict[str, Any]] = {
+    "mistral": {},
+    "mixtral": OPTIONS["mixtral"],
+    "phi3": OPTIONS["phi3"],
+    "qwen2": {"use_sliding_window": True, "max_window_layers": 1},
+    "qwen3_moe": {**OPTIONS["qwen3_moe"], "use_sliding_window": True},
+    "smollm3": {
+        **OPTIONS["smollm3"],
+        "use_sliding_window": True,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    },
+}
+
+
+@pytest.mark.parametrize("family", WINDOWS)
+@pytest.mark.parametrize("granularity", ["session", "layer"])
+def test_windows(family, granularity):
+    """Sliding windows where they are an option, once longer than a chunk and once of few tokens."""
+    ids = random_ids(200, seed=3)
+    for size in (40, 3):
+        model = tiny_model(family, **{**WINDOWS[family], "sliding_window": size})
+        engine = Engine(copy.deepcopy(model))
+        assert set(engine.layout.windows) <= {size, None}
+        assert size in engine.layout.windows
+        full = engine.session(policy="full", positions="logical", chunk=64)
+        torch.testing.assert_close(full.feed(ids), stock_logits(model, ids), atol=1e-4, rtol=0)
+        session = engine.session(
+            policy="h2o", positions="bounded", budget=48, chunk=32, slack=8, limit=96, granularity=granularity
+        )
+        reference = MaskedReference(model)
+        for start in [*range(0, 175, 25), *range(175, 200)]:
+            piece = ids[start : start + (25 if start < 175 else 1)]
+            want = reference.beside(session, piece)
+            torch.testing.assert_close(session.feed(piece), want, atol=2e-4, rtol=0)
+
+
+def test_windows_need_the_stock_executor():
+    model = tiny_model("mistral", sliding_window=16)
+    for options in ({"executor": "fused"}, {"weights": "int8"}):
+        with pytest.raises(UnsupportedModelError, match="mistral: there is no fused executor for sliding"):
+            Engine(model, config=EngineConfig(**options))
+    assert Engine(model).adapter.executor == "transformers"
+
+
+def test_other_layers_are_refused_by_name():
+    config = transformers.Qwen2Config(num_hidden_layers=2, layer_types=["full_attention", "linear_attention"])
+    with pytest.raises(UnsupportedModelError, match=r"model qwen2: linear_attention layers"):
         check_supported(config)

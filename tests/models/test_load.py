@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from tenure import Engine
 from tenure.errors import ModelError, UnsupportedModelError
-from tests.conftest import tiny_model
+from tests.conftest import random_ids, stock_logits, tiny_model
 from tests.templates import tokenizer
 
 
@@ -135,6 +136,27 @@ def test_a_refused_family_is_unsupported(folder: Path) -> None:
     configure(folder, model_type="retnet9")
     with pytest.raises(UnsupportedModelError):
         loaded(folder)
+
+
+def test_of_a_model_that_reads_pictures_the_language_model_is_run(tmp_path: Path) -> None:
+    fast = tokenizer("chatml")
+    text = {"vocab_size": len(fast), "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "sliding_window": 24}
+    eyes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.Gemma3Config(
+        text_config=text | heads,
+        vision_config=eyes | {"image_size": 28, "patch_size": 14},
+        mm_tokens_per_image=4,
+        **{f"{kind}_token_index": number for number, kind in enumerate(("image", "boi", "eoi"))},
+    )
+    stock = transformers.Gemma3ForConditionalGeneration(config).eval()
+    stock.save_pretrained(tmp_path)
+    fast.save_pretrained(tmp_path)
+    engine = loaded(tmp_path)
+    ids = random_ids(60)
+    logits = engine.session(policy="full", positions="logical").feed(ids)
+    torch.testing.assert_close(logits, stock_logits(stock, ids), atol=1e-4, rtol=0)
+    assert engine.adapter.weight_bytes < sum(p.nbytes for p in stock.parameters()), "no eyes"
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])

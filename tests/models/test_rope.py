@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tenure.errors import UnsupportedModelError
-from tenure.models.rope import STATIC_KINDS, Rope, rope_kind
+from tenure.models.rope import STATIC_KINDS, Rope, rope_kinds
 from tests.conftest import tiny_model
 from tests.test_exactness import SCALINGS
 
@@ -27,7 +27,7 @@ def test_cos_and_sin_are_the_stock_models(models, family, scaling):
         {"rope_parameters": SCALINGS[scaling]} if scaling else {}
     )  # phi: its own, of a part of each head
     model = models(family, **options)
-    rope = Rope.of(model)
+    rope = Rope.of_layers(model)[0]
     assert rope.kind == (scaling or "default")
     positions = torch.tensor([0, 1, 7, 300, 4000])
     cos, sin = model.model.rotary_emb(torch.zeros(1, 5, 1), positions[None])
@@ -40,13 +40,16 @@ def test_cos_and_sin_are_the_stock_models(models, family, scaling):
 
 def test_yarns_factor_is_applied_once():
     """A logit carries its square: 0.1 ln(4) + 1 on each of query and key, whatever was renumbered."""
-    rope = Rope.of(tiny_model("llama", layers=1, rope_parameters=SCALINGS["yarn"]))
+    rope = Rope.of_layers(tiny_model("llama", layers=1, rope_parameters=SCALINGS["yarn"]))[0]
     want = 0.1 * math.log(4.0) + 1.0
     assert rope.attention_factor == pytest.approx(want)
     cos, sin = rope.cos_sin(torch.arange(50), largest=50)
     torch.testing.assert_close(cos**2 + sin**2, torch.full_like(cos, want**2))
     for kind in ("default", "linear", "llama3"):
-        assert Rope.of(tiny_model("llama", layers=1, rope_parameters=SCALINGS[kind])).attention_factor == 1.0
+        assert (
+            Rope.of_layers(tiny_model("llama", layers=1, rope_parameters=SCALINGS[kind]))[0].attention_factor
+            == 1.0
+        )
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
@@ -54,10 +57,10 @@ def test_yarns_factor_is_applied_once():
 def test_frequencies_survive_a_cast_of_the_model(models, dtype, scaling):
     """``model.to(bfloat16)`` rounds the buffer of the rotary module; ours is built from the config."""
     model = models("llama", rope_parameters=SCALINGS[scaling])
-    exact = Rope.of(model)
+    exact = Rope.of_layers(model)[0]
     cast = copy.deepcopy(model).to(dtype)
     assert not torch.equal(cast.model.rotary_emb.inv_freq.float(), exact.inv_freq), "the cast has rounded it"
-    rope = Rope.of(cast)
+    rope = Rope.of_layers(cast)[0]
     assert rope.inv_freq.dtype == torch.float32
     assert torch.equal(rope.inv_freq, exact.inv_freq)
     assert rope.attention_factor == exact.attention_factor
@@ -66,7 +69,7 @@ def test_frequencies_survive_a_cast_of_the_model(models, dtype, scaling):
 @pytest.mark.parametrize(("position", "fine"), [(1_000, 1e-4), (131_072, 1e-6), (2_000_000, 1e-6)])
 def test_far_positions_keep_their_precision(position, fine):
     """fp32 angles are off by 4e-2 rad at 2M positions; ours go to fp64 before that shows."""
-    rope = Rope.of(tiny_model("llama", layers=1))
+    rope = Rope.of_layers(tiny_model("llama", layers=1))[0]
     positions = torch.tensor([position - 1])
     cos, sin = rope.cos_sin(positions, largest=position)
     angles = (position - 1) * rope.inv_freq.double()
@@ -77,7 +80,7 @@ def test_far_positions_keep_their_precision(position, fine):
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 5), (0,)])
 def test_positions_of_any_shape(shape):
-    rope = Rope.of(tiny_model("llama", layers=1))
+    rope = Rope.of_layers(tiny_model("llama", layers=1))[0]
     cos, sin = rope.cos_sin(torch.zeros(shape, dtype=torch.int64), largest=1)
     assert cos.shape == sin.shape == (*shape, 8)
 
@@ -95,20 +98,20 @@ def test_positions_of_any_shape(shape):
     ],
 )
 def test_kinds_in_the_words_of_transformers_4_and_5(attributes, kind):
-    assert rope_kind(SimpleNamespace(**attributes)) == kind
+    assert rope_kinds(SimpleNamespace(**attributes)) == {"": kind}
 
 
 def test_an_unknown_kind_is_refused():
     model = tiny_model("llama", layers=1)
     model.config.rope_parameters = {"rope_type": "spiral", "rope_theta": 1e4}
     with pytest.raises(UnsupportedModelError, match="'spiral'"):
-        Rope.of(model)
+        Rope.of_layers(model)[0]
 
 
 def test_linear_and_default_differ():
     """The scaling is read at all: half the angle at a factor of 2."""
     default, linear = (
-        Rope.of(tiny_model("llama", layers=1, rope_parameters=SCALINGS[kind]))
+        Rope.of_layers(tiny_model("llama", layers=1, rope_parameters=SCALINGS[kind]))[0]
         for kind in ("default", "linear")
     )
     torch.testing.assert_close(linear.inv_freq * 2, default.inv_freq)

@@ -17,15 +17,16 @@ from tests.planners.chats import FACTS, drowned
 
 
 def test_layers_looked_at():
-    assert looked_at(1) == [0]
-    assert looked_at(3) == [1, 2]
-    assert looked_at(24) == [8, 10, 12, 14, 16, 18, 20, 22]
+    assert looked_at(range(1)) == [0]
+    assert looked_at(range(3)) == [1, 2]
+    assert looked_at(range(24)) == [8, 10, 12, 14, 16, 18, 20, 22]
+    assert looked_at({23, 5, 11, 17}) == [11, 17, 23]
 
 
 def test_keys_of_headers_are_left_out():
     raw = torch.randn(3, 2, 10, 4)
-    assert torch.equal(kept_keys(raw), raw[1:, :, HEADER:])
-    assert torch.equal(kept_keys(raw[:, :, :5]), raw[1:, :, :5]), "a short span has all of them"
+    assert torch.equal(kept_keys(raw, [1, 2]), raw[1:, :, HEADER:])
+    assert torch.equal(kept_keys(raw[:, :, :5], [1, 2]), raw[1:, :, :5]), "a short span has all of them"
 
 
 def test_queries_are_the_stock_model_s(engines, models):
@@ -41,8 +42,8 @@ def test_queries_are_the_stock_model_s(engines, models):
     for hook in hooks:
         hook.remove()
     got = queries(engine, ids, 5)
-    assert len(got) == len(looked_at(2))
-    for one, layer in zip(got, looked_at(2), strict=True):
+    assert len(got) == len(looked_at(range(2)))
+    for one, layer in zip(got, looked_at(range(2)), strict=True):
         heads = one.shape[0]
         wanted = seen[layer][0, -5:].view(5, heads, -1).transpose(0, 1)
         torch.testing.assert_close(one, wanted, atol=1e-4, rtol=1e-4)
@@ -52,7 +53,7 @@ def test_queries_are_the_stock_model_s(engines, models):
 def test_scores_equal_a_loop(engines, monkeypatch, batch, count):
     monkeypatch.setattr("tenure.planners.keys._BATCH", batch)
     engine = engines("qwen2", **SHAPE)
-    layers, groups, heads, dim, distance = len(looked_at(2)), 2, 4, 16, 7
+    layers, groups, heads, dim, distance = len(looked_at(range(2))), 2, 4, 16, 7
     torch.manual_seed(0)
     asked = [torch.randn(heads, 3, dim) for _ in range(layers)]
     spans = {f"s{number}": torch.randn(layers, groups, 1 + (number + 1) % 3, dim) for number in range(count)}
@@ -96,7 +97,7 @@ def test_scores_equal_a_loop(engines, monkeypatch, batch, count):
 def test_two_spans_are_told_apart(engines):
     """One head looks for one of them; all others see two of a kind, now this one a little nearer and now that one."""
     engine = engines("qwen2", **SHAPE)
-    layers, groups, heads, dim = len(looked_at(2)), 2, 4, 16
+    layers, groups, heads, dim = len(looked_at(range(2))), 2, 4, 16
     generator = torch.Generator().manual_seed(3)
     asked = [torch.randn(heads, 16, dim, generator=generator) for _ in range(layers)]
     one = torch.randn(layers, groups, 6, dim, generator=generator)

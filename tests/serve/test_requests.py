@@ -55,6 +55,7 @@ def test_variables_of_the_template_are_no_arguments_of_its_rendering(http, varia
 JSON = {"Content-Type": "application/json"}
 BODY = b'{"model":"tiny","max_tokens":2,"messages":[{"role":"user","content":"x"}]'
 DEEP = "[" * 700 + "]" * 700
+BOTTOMLESS = "[" * 200_000 + "]" * 200_000  # for the json module of any Python
 HALF = '"\\ud800"'
 
 
@@ -149,7 +150,7 @@ def test_what_a_response_gives_back_is_checked(http, value):
         assert refused(send(http, fields % value, "/v1/responses", body))[:2] == ("invalid_value", param)
 
 
-@pytest.mark.parametrize("arguments", ['{"a": ' + DEEP + "}", json.dumps('{"a": ' + DEEP + "}")])
+@pytest.mark.parametrize("arguments", ['{"a": ' + DEEP + "}", json.dumps('{"a": ' + BOTTOMLESS + "}")])
 def test_deep_arguments_of_a_call_are_refused(http, arguments):
     call = '{"id": "a", "type": "function", "function": {"name": "f", "arguments": ' + arguments + "}}"
     message = '{"role": "assistant", "content": "x", "tool_calls": [' + call + "]}"

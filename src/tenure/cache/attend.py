@@ -6,7 +6,7 @@ another share every matrix product; only attention looks at them one by one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -17,6 +17,7 @@ from tenure.cache.ragged import RaggedSegment
 from tenure.cache.rows import RowSegment
 from tenure.errors import IntegrityError
 from tenure.kernels import Kernels
+from tenure.kernels.common import attend_within, beside_sinks
 from tenure.kernels.decoding import Step, Steps
 from tenure.kernels.native import Native
 
@@ -48,6 +49,7 @@ class Work:
         frozen: further segments, which every new token sees.
         statistics: what to collect, or None.
         groups: 1 or the number of layers: granularity of the kept sets.
+        logical: ``[groups, rows + new]``, the token of each row; only for layers that see a window.
         watch: for compressors, which judge keys by queries; keeps a forward off the native kernels.
         mass: ``[groups, rows + new]`` fp32, filled by the forward; None without statistics.
     """
@@ -58,6 +60,7 @@ class Work:
     frozen: Sequence[RaggedSegment] = ()
     statistics: Statistics | None = None
     groups: int = 1
+    logical: Tensor | None = None
     watch: Watch | None = None
     mass: Tensor | None = field(init=False, default=None)
 
@@ -70,7 +73,11 @@ class Work:
     @property
     def share(self) -> float:
         """Weight of a layer's mass: layers that share one kept set are averaged."""
-        return 1.0 if self.groups > 1 else 1.0 / self.rows.layout.layers
+        return 1.0 if self.groups > 1 else 1.0 / len(self.rows.layout.judges)
+
+    def judges(self, layer: int) -> bool:
+        """Whether a layer's mass counts."""
+        return self.groups > 1 or layer in self.rows.layout.judges
 
 
 @dataclass(frozen=True)
@@ -83,6 +90,7 @@ class Forward:
         sin: like ``cos``.
         kernels: the kernel module of the device.
         scale: factor on the logits.
+        others: ``cos`` and ``sin`` for the layers that rotate by other angles.
     """
 
     work: Sequence[Work]
@@ -90,8 +98,17 @@ class Forward:
     sin: Tensor
     kernels: Kernels
     scale: float
+    others: Mapping[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, singles: Singles | None = None) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        singles: Singles | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         """Append the new keys and values of a layer and attend.
 
         Args:
@@ -100,14 +117,17 @@ class Forward:
             k: unrotated keys ``[G, T, D]``.
             v: values ``[G, T, D]``.
             singles: sessions that decode one token beside others that read text, for the native kernels.
+            sinks: ``[H]``, the logit of a key without a value that each query head sees besides; not with ``singles``.
 
         Returns:
             ``[T, H, D]``.
         """
         heads, total, dim = q.shape
         kv_heads = k.shape[0]
-        rotated_q = self.kernels.rotate(q, self.cos, self.sin).view(kv_heads, heads // kv_heads, total, dim)
-        rotated_k = self.kernels.rotate(k, self.cos, self.sin)
+        cos, sin = self.others.get(layer, (self.cos, self.sin))
+        rotated_q = self.kernels.rotate(q, cos, sin).view(kv_heads, heads // kv_heads, total, dim)
+        rotated_k = self.kernels.rotate(k, cos, sin)
+        idle = None if sinks is None else sinks.float().view(kv_heads, -1, 1)
         out = q.new_empty(total, heads, dim)
         if singles is not None:
             columns = [work.start for work in singles.work]
@@ -120,38 +140,55 @@ class Forward:
                 continue
             part = slice(work.start, work.stop)
             work.rows.append(layer, k[:, part], v[:, part], rotated_k[:, part])
-            one, lse = self._session(layer, work, rotated_q[:, :, part])
+            one, lse = self._session(layer, work, rotated_q[:, :, part], idle)
             if work.watch is not None:
                 work.watch(layer, q[:, part], lse)
             out[part] = one.reshape(heads, work.stop - work.start, dim).transpose(0, 1)
         return out
 
-    def _session(self, layer: int, work: Work, q: Tensor) -> tuple[Tensor, Tensor]:
+    def _session(self, layer: int, work: Work, q: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
         rows, new = work.rows.rows, work.stop - work.start
         keys, values = work.rows.keys(layer, rows + new), work.rows.values[layer, :, : rows + new]
+        statistics = work.statistics if work.judges(layer) else None
+        sees = work.rows.layout.windows[layer] if work.rows.layout.windows else None
         mass: Tensor | None = None
-        if new == 1:
+        if sees is not None:
+            if work.frozen or work.logical is None:
+                raise IntegrityError(
+                    "a layer that sees a window has compressed tokens, or rows without tokens"
+                )
+            watched = 0 if statistics is None else min(statistics.window or new, new)
+            out, lse, mass = attend_within(
+                q, keys, values, work.logical[layer % work.groups],
+                window=sees, scale=self.scale, sinks=sinks, watched=watched,
+            )  # fmt: skip
+        elif new == 1:
             out, lse, mass = self.kernels.decode(q, keys, values, scale=self.scale)
             if work.frozen:
                 other = self.kernels.merge([one.attend(layer, q, scale=self.scale) for one in work.frozen])
                 mass = mass * torch.sigmoid(lse - other[1])  # the share of the rows
                 out, lse = self.kernels.merge([(out, lse), other])
+            if sinks is not None:
+                mass = mass * torch.sigmoid(lse - sinks)
+                out, lse = beside_sinks(out, lse, sinks)
         else:
-            statistics = work.statistics
             window = 0 if statistics is None else min(statistics.window or new, new)
-            # The mass over these rows alone is not the one over frozen segments too.
+            # The mass over these rows alone is not the one over frozen segments and sinks too.
+            alone = not work.frozen and sinks is None
             own, own_lse, mass = self.kernels.extend(
-                q, keys, values, scale=self.scale, window=0 if work.frozen else window
+                q, keys, values, scale=self.scale, window=window if alone else 0
             )
             parts = [segment.attend(layer, q, scale=self.scale) for segment in work.frozen]
             out, lse = self.kernels.merge([*parts, (own, own_lse)])
+            if sinks is not None:
+                out, lse = beside_sinks(out, lse, sinks)
             if window and mass is None:
                 mass = self.kernels.attention_mass(
                     q[:, :, new - window :], keys, lse[:, :, new - window :], scale=self.scale
                 )
-        if work.statistics is not None and mass is not None and work.mass is not None:
+        if statistics is not None and mass is not None and work.mass is not None:
             joined = mass.flatten(0, 1)
-            joined = joined.amax(0) if work.statistics.reduce == "max" else joined.mean(0)
+            joined = joined.amax(0) if statistics.reduce == "max" else joined.mean(0)
             work.mass[layer % work.groups].add_(joined, alpha=work.share)
         return out, lse
 

@@ -7,8 +7,8 @@ positions change, so no rounding ever compounds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -17,19 +17,41 @@ from torch import Tensor
 from tenure.errors import IntegrityError
 from tenure.kernels import Kernels
 
-CosSin = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""Positions ``[...]`` to cosines and sines ``[..., r/2]``, fp32."""
+
+class CosSin(Protocol):
+    """The angles of positions."""
+
+    def __call__(self, positions: Tensor, layer: int = 0) -> tuple[Tensor, Tensor]:
+        """Positions ``[...]`` to cosines and sines ``[..., r/2]``, fp32, as a layer rotates them."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Shape of a model's keys and values: ``layers`` x ``kv_heads`` x rows x ``head_dim``."""
+    """Shape of a model's keys and values: ``layers`` x ``kv_heads`` x rows x ``head_dim``.
+
+    Args:
+        layers: of the model.
+        kv_heads: of each layer.
+        head_dim: channels of a head.
+        dtype: of keys and values.
+        device: where they are.
+        windows: for each layer how many tokens a query sees, itself included, None for all; empty where all see all.
+        alike: all layers see all tokens and rotate them by the same angles.
+    """
 
     layers: int
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
     device: torch.device
+    windows: tuple[int | None, ...] = ()
+    alike: bool = True
+
+    @cached_property
+    def judges(self) -> frozenset[int]:
+        """Layers whose attention tells what one kept set for all should hold: those that see all, if any do."""
+        seeing = [layer for layer, window in enumerate(self.windows) if window is None]
+        return frozenset(seeing or range(self.layers))
 
     @property
     def token_bytes(self) -> int:
@@ -114,7 +136,7 @@ class RowSegment:
         """Rotated keys of the first ``stop`` rows, ``[G, stop, D]``; a view where the copy is kept."""
         if self.rotated is not None:
             return self.rotated[layer, :, :stop]
-        cos, sin = self._cos_sin(self._positions[layer % len(self._positions), :stop])
+        cos, sin = self._cos_sin(self._positions[layer % len(self._positions), :stop], layer)
         return self._kernels.rotate(self.raw[layer, :, :stop], cos, sin)
 
     def slab(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -229,7 +251,7 @@ class RowSegment:
             self.rotated[layer, :, : self.rows] = self._rotated(layer)
 
     def _rotated(self, layer: int) -> Tensor:
-        cos, sin = self._cos_sin(self._positions[layer % len(self._positions), : self.rows])
+        cos, sin = self._cos_sin(self._positions[layer % len(self._positions), : self.rows], layer)
         return self._kernels.rotate(self.raw[layer, :, : self.rows], cos, sin)
 
     def grow(self, capacity: int, positions: Tensor) -> None:

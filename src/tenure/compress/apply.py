@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tenure.cache.ragged import Entries, RaggedSegment
 from tenure.compress import make_compressor
-from tenure.compress.base import Compressor, Context
+from tenure.compress.base import Compressor, Context, check_alike
 from tenure.compress.probes import Probes, SessionReader
 from tenure.errors import ConfigError, IntegrityError
 from tenure.policies.base import ascending
@@ -101,12 +101,14 @@ def compress(
         most: of the chosen tokens only so many a (layer, kv head), those that the policy would evict first; None for all.
 
     Raises:
-        ConfigError: the ratio or budget cannot work, a layer has lost all of the chosen tokens and others have not, the
-            session's budget would be left without rows for new tokens, or a chunk is too short for what the method
-            reads; nothing has changed, except that positions may have been renumbered.
+        ConfigError: the ratio or budget cannot work, the model's layers are not alike, a layer has lost all of the
+            chosen tokens and others have not, the session's budget would be left without rows for new tokens, or a
+            chunk is too short for what the method reads; nothing has changed, except that positions may have been
+            renumbered.
         UnknownSpanError: no such span.
     """
     started = now(session.engine.layout.device)
+    check_alike(session.engine.layout, "method")
     compressor = make_compressor(method, options) if isinstance(method, str) else method
     check_amount(ratio, budget)
     memory, engine = session.memory, session.engine
@@ -172,8 +174,10 @@ def look(session: Session, span: Where = None, *, question: str | Sequence[int] 
         question: what will be asked, see :func:`compress`.
 
     Raises:
+        ConfigError: the model's layers are not alike.
         UnknownSpanError: no such span.
     """
+    check_alike(session.engine.layout, "model")
     memory = session.memory
     room = _room(memory)
     memory.prepare(room)

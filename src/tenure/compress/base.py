@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from tenure.cache.ragged import Entries
-from tenure.cache.rows import CosSin
+from tenure.cache.rows import CosSin, Layout
 from tenure.compress.probes import Probes
+from tenure.errors import ConfigError
 from tenure.kernels import Kernels
 
 
@@ -86,6 +87,16 @@ class Context:
         """``(L, G, T)``."""
         layers, heads, tokens, _ = self.keys.shape
         return layers, heads, tokens
+
+
+def check_alike(layout: Layout, option: str) -> None:
+    """Raise ConfigError where layers see or rotate tokens differently: an entry for several is seen by all alike."""
+    if not layout.alike:
+        raise ConfigError(
+            "some of this model's layers see a window, or rotate by other angles: no entry can stand for several tokens",
+            option=option,
+            way_out="Let the budget evict; spans can come back from tiers",
+        )
 
 
 @dataclass(frozen=True)

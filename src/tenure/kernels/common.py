@@ -16,6 +16,9 @@ from tenure.kernels import reference
 _BLOCK_BYTES = 32 * 2**20
 """Upper limit of one block of logits, as far as one query or key allows."""
 
+_QUERIES = 128
+"""Queries of a block that look back through a window: few, so that little of what they share is hidden from most."""
+
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     """See :func:`tenure.kernels.reference.attend`; queries that see every key come some at a time."""
@@ -64,6 +67,71 @@ def decode(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> tuple[Tensor, Te
     mass = logits.softmax(-1)  # not exp(logits - lse): a large log-sum-exp is rounded too coarsely for that
     out = torch.bmm(mass.to(v.dtype), v)
     return out.unsqueeze(2), lse, mass
+
+
+def attend_within(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    logical: Tensor,
+    *,
+    window: int,
+    scale: float,
+    sinks: Tensor | None = None,
+    watched: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Attention of the newest tokens over those rows that are not too many tokens behind them.
+
+    A query of token ``t`` sees the rows that hold the tokens ``t - window + 1 .. t``, as many of them as are there.
+
+    Args:
+        q: ``[G, g, n, D]``.
+        k: ``[G, m, D]``, ``m >= n``, the queries' own keys last.
+        v: ``[G, m, D]``.
+        logical: ``[m]`` ascending, the token of each row.
+        window: tokens, at least 1.
+        scale: factor on the logits.
+        sinks: see :func:`beside_sinks`.
+        watched: last queries whose :func:`attention_mass` is summed.
+
+    Returns:
+        Output ``[G, g, n, D]`` in the dtype of ``q``, log-sum-exp ``[G, g, n]`` and mass ``[G, g, m]`` in fp32.
+    """
+    (heads, groups, n, _), m = q.shape, k.shape[1]
+    first = torch.searchsorted(logical.contiguous(), logical[m - n :] - (window - 1))
+    out, lse = torch.empty_like(q), q.new_empty(heads, groups, n, dtype=torch.float32)
+    mass = q.new_zeros(heads, groups, m, dtype=torch.float32)
+    for start in range(0, n, _QUERIES):
+        stop = min(start + _QUERIES, n)
+        low, high = int(first[start]), m - n + stop
+        column = torch.arange(low, high, device=q.device)
+        own = torch.arange(high - (stop - start), high, device=q.device)
+        hidden = (column < first[start:stop, None]) | (column > own[:, None])
+        logits = torch.einsum("hgnd,hmd->hgnm", q[:, :, start:stop].float(), k[:, low:high].float()) * scale
+        logits.masked_fill_(hidden, float("-inf"))
+        shares, total = logits.softmax(-1), logits.logsumexp(-1)
+        if sinks is not None:
+            shares, total = beside_sinks(shares, total, sinks)
+        out[:, :, start:stop] = torch.einsum("hgnm,hmd->hgnd", shares, v[:, low:high].float())
+        lse[:, :, start:stop] = total
+        if stop > n - watched:
+            mass[..., low:high] += shares[:, :, max(0, n - watched - start) :].sum(2)
+    return out, lse, mass
+
+
+def beside_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention once each head has a key more that has a logit and no value, as in gpt-oss.
+
+    Args:
+        out: ``[G, g, n, D]`` without it.
+        lse: ``[G, g, n]`` without it.
+        sinks: ``[G, g, 1]`` fp32, the logits.
+
+    Returns:
+        Output in the dtype of ``out``, and log-sum-exp.
+    """
+    share = torch.sigmoid(lse - sinks)[..., None]
+    return (out.float() * share).to(out.dtype), torch.logaddexp(lse, sinks)
 
 
 def attention_mass(q: Tensor, k: Tensor, lse: Tensor, *, scale: float) -> Tensor:

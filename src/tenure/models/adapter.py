@@ -25,27 +25,33 @@ ATTENTION = "tenure"
 
 STOCK_FAMILIES = (
     "arcee",
+    "exaone4",
     "gemma",
+    "gemma3_text",
     "glm4_moe",
+    "gpt_oss",
     "granite",
     "granitemoe",
     "minimax_m2",
+    "ministral",
     "mixtral",
     "olmo",
     "olmo2",
+    "olmo3",
     "olmoe",
     "phi",
     "phi3",
     "qwen2_moe",
     "qwen3_moe",
     "seed_oss",
+    "smollm3",
     "starcoder2",
 )
 """Model types that run on transformers' own layers."""
 
 FAMILIES = (*FUSED_FAMILIES, *STOCK_FAMILIES)
-"""Model types whose rotary layout is split-half, with nothing between rotation and attention, and whose layers all
-rotate and all see the whole session; some rotate a part of each head."""
+"""Model types whose rotary layout is split-half, with nothing between rotation and attention; some rotate a part of
+each head, some not in every layer, or by other angles in some layers."""
 
 
 def tenure_attention(
@@ -56,11 +62,12 @@ def tenure_attention(
     attention_mask: Tensor | None,
     *,
     tenure: Forward,
+    s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """The attention function transformers calls in each layer: ``[1, H, T, D]`` in, ``[1, T, H, D]`` out."""
-    out = tenure.attend(int(module.layer_idx), query[0], key[0], value[0])  # type: ignore[arg-type]
-    return out[None], None
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    return tenure.attend(layer, query[0], key[0], value[0], sinks=s_aux)[None], None
 
 
 class IdentityRotary(nn.Module):
@@ -74,7 +81,9 @@ class IdentityRotary(nn.Module):
         super().__init__()
         self.width = width
 
-    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, position_ids: Tensor, layer_type: str | None = None
+    ) -> tuple[Tensor, Tensor]:
         """``[1, 1, width]`` each, broadcast over the tokens."""
         return x.new_ones(1, 1, self.width), x.new_zeros(1, 1, self.width)
 
@@ -98,20 +107,24 @@ def check_supported(config: Any) -> None:
     option = f"model {config.model_type}"
     if config.model_type not in FAMILIES:
         raise unknown_family(config.model_type)
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"}:
-        other = ", ".join(sorted(kinds - {"full_attention"}))
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if kinds:
         raise UnsupportedModelError(
-            f"{other} layers do not see the whole session, so their slots cannot be kept by choice",
+            f"{', '.join(sorted(kinds))} layers keep something else than keys and values of single tokens",
             option=option,
-            way_out="Use a checkpoint with full attention in every layer",
+            way_out="Use a checkpoint with full attention or sliding windows in every layer",
         )
-    if getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None):
-        raise UnsupportedModelError(
-            f"a sliding window of {config.sliding_window} hides old tokens by their index",
-            option=option,
-            way_out="Use a checkpoint without a window, such as Mistral v0.2 or later",
-        )
+
+
+def windows_of(config: Any) -> tuple[int | None, ...]:
+    """Tokens that each layer of a supported model sees, the newest included; None for all. Empty where all see all."""
+    config = config.get_text_config()
+    size = getattr(config, "sliding_window", None)
+    if not size or not getattr(config, "use_sliding_window", True):
+        return ()
+    slides = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    windows = tuple(int(size) if kind == "sliding_attention" else None for kind in slides)
+    return windows if any(windows) else ()
 
 
 @dataclass(frozen=True)
@@ -120,7 +133,7 @@ class Adapter:
 
     Args:
         model: a transformers causal language model in evaluation mode.
-        rope: its rotary embedding.
+        ropes: the rotary embedding of each layer.
         layout: shape of its keys and values.
         scale: factor on the attention logits.
         run: the decoder: ids ``[T]``, a :class:`Forward` and the wanted columns to their fp32 logits.
@@ -128,11 +141,33 @@ class Adapter:
     """
 
     model: Any
-    rope: Rope
+    ropes: tuple[Rope, ...]
     layout: Layout
     scale: float
     run: Callable[[Tensor, Forward, Tensor], Tensor]
     executor: str
+
+    @property
+    def rope(self) -> Rope:
+        """The rotary embedding of the layers that see the whole session, or of the first layer."""
+        seeing = [rope for layer, rope in enumerate(self.ropes) if layer in self.layout.judges]
+        return next((rope for rope in seeing if rope.inv_freq.any()), self.ropes[0])
+
+    def turns(
+        self, positions: Tensor, *, largest: int
+    ) -> tuple[tuple[Tensor, Tensor], dict[int, tuple[Tensor, Tensor]]]:
+        """Cosines and sines of the first layer, and of each layer that rotates by others.
+
+        See :meth:`~tenure.models.rope.Rope.cos_sin`.
+        """
+        angles = {rope: rope.cos_sin(positions, largest=largest) for rope in dict.fromkeys(self.ropes)}
+        first = self.ropes[0]
+        others = (
+            {}
+            if len(angles) == 1
+            else {n: angles[rope] for n, rope in enumerate(self.ropes) if rope is not first}
+        )
+        return angles[first], others
 
     @property
     def weight_bytes(self) -> int:
@@ -170,15 +205,18 @@ class Adapter:
             weights: ``auto`` or ``int8``.
 
         Raises:
-            UnsupportedModelError: see :func:`check_supported` and :meth:`Rope.of`; the model is as it was.
+            UnsupportedModelError: see :func:`check_supported` and :meth:`Rope.of_layers`; the model is as it was.
             ModelError: it is hooked already.
         """
         check_supported(model.config)
         config = model.config.get_text_config()
-        fused = config.model_type in FUSED_FAMILIES
+        windows = windows_of(config)
+        fused = config.model_type in FUSED_FAMILIES and not windows
         if not fused and (executor == "fused" or weights == "int8"):
             raise UnsupportedModelError(
-                "this family has no fused executor",
+                "there is no fused executor for sliding windows"
+                if windows
+                else "this family has no fused executor",
                 option=f"model {config.model_type}",
                 way_out="Use executor 'auto' and weights 'auto'",
             )
@@ -188,7 +226,7 @@ class Adapter:
                 option=f"model {config.model_type}",
                 way_out="Load it again",
             )
-        rope = Rope.of(model)
+        ropes = Rope.of_layers(model)
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         layout = Layout(
             layers=config.num_hidden_layers,
@@ -196,18 +234,23 @@ class Adapter:
             head_dim=head_dim,
             dtype=model.dtype,
             device=model.device,
+            windows=windows,
+            alike=not windows and len(set(ropes)) == 1,
         )
         AttentionInterface.register(ATTENTION, tenure_attention)
         model.eval().requires_grad_(False)
         model.set_attn_implementation(ATTENTION)
-        model.model.rotary_emb = IdentityRotary(rope.rotary_dim)
+        halves = (
+            1 if config.model_type == "gpt_oss" else 2
+        )  # gpt-oss takes the angles of one half of the channels
+        model.model.rotary_emb = IdentityRotary(ropes[0].rotary_dim // 2 * halves)
         run: Callable[[Tensor, Forward, Tensor], Tensor]
         if fused and executor != "transformers":
             run, name = FusedDecoder(model, int8=weights == "int8"), "fused"
         else:
             run, name = _StockDecoder(model), "transformers"
         scale = float(getattr(model.model.layers[0].self_attn, "scaling", head_dim**-0.5))
-        return cls(model=model, rope=rope, layout=layout, scale=scale, run=run, executor=name)
+        return cls(model=model, ropes=ropes, layout=layout, scale=scale, run=run, executor=name)
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,7 @@ def _check_attention(path: Path, family: str, get: Callable[..., Any]) -> None:
     if rotated != head_dim:
         cause = f"it rotates {rotated} of {head_dim} channels of a head"
     elif 0 < window < context:
-        cause = f"a sliding window of {window} tokens hides old ones by their index"
+        cause = f"its sliding window of {window} tokens is not taken over from GGUF files"
     elif scale and head_dim and not math.isclose(scale, head_dim**-0.5, rel_tol=1e-3):
         cause = f"it scales attention by {scale:.4g}, not by {head_dim**-0.5:.4g}"
     if cause is not None:

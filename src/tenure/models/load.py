@@ -70,7 +70,9 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def load_weights(folder: Path, dtype: torch.dtype) -> Any:
-    """The model of a folder. transformers fills weights that are missing with random numbers: those are refused.
+    """The model of a folder; of one that reads pictures or sound besides text, its language model.
+
+    transformers fills weights that are missing with random numbers: those are refused.
 
     Raises:
         ModelError: weights are missing, left over, of another shape, or cannot be read.
@@ -109,7 +111,20 @@ def load_weights(folder: Path, dtype: torch.dtype) -> Any:
             option=str(folder),
             way_out=_WHOLE,
         )
-    return model
+    return _language_model(model)
+
+
+def _language_model(model: Any) -> Any:
+    """A model without what reads other things than text."""
+    from transformers import AutoModelForCausalLM
+
+    inner = getattr(model.model, "language_model", None)
+    if inner is None:
+        return model
+    with torch.device("meta"):
+        text = AutoModelForCausalLM.from_config(model.config.get_text_config())
+    text.model, text.lm_head, text.generation_config = inner, model.lm_head, model.generation_config
+    return text.eval()
 
 
 @contextmanager

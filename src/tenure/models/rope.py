@@ -22,7 +22,7 @@ _FP32_POSITIONS = 16_384
 rad at 131K positions and by 4e-2 at 2M."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rope:
     """The rotary embedding of a model.
 
@@ -37,8 +37,8 @@ class Rope:
     kind: str
 
     @classmethod
-    def of(cls, model: Any) -> Rope:
-        """Read the rotary embedding of a transformers model.
+    def of_layers(cls, model: Any) -> tuple[Rope, ...]:
+        """Read the rotary embeddings of a transformers model, one for each layer; layers that are alike share theirs.
 
         The model's rotary class is built anew from its config: a cast of the loaded model rounds its buffer.
 
@@ -46,11 +46,17 @@ class Rope:
             UnsupportedModelError: the frequencies depend on the length of the text, or are not rotary at all.
         """
         config = model.config.get_text_config()
-        kind = check_rope(config)
+        kinds = check_rope(config)
         with torch.device("cpu"):
             module = type(model.model.rotary_emb)(config=config)
-        inv_freq = module.inv_freq.detach().float().to(model.device)
-        return cls(inv_freq=inv_freq, attention_factor=float(module.attention_scaling), kind=kind)
+        found = {}
+        for layers, kind in kinds.items():
+            prefix = f"{layers}_" if layers else ""
+            inv_freq = getattr(module, f"{prefix}inv_freq").detach().float().to(model.device)
+            found[layers] = cls(inv_freq, float(getattr(module, f"{prefix}attention_scaling")), kind)
+        types = config.layer_types if "" not in found else [""] * config.num_hidden_layers
+        still = cls(torch.zeros_like(found[types[0]].inv_freq), 1.0, found[types[0]].kind)
+        return tuple(found[one] if turns else still for one, turns in zip(types, _turns(config), strict=True))
 
     @property
     def rotary_dim(self) -> int:
@@ -75,26 +81,42 @@ class Rope:
         )
 
 
-def check_rope(config: Any) -> str:
-    """The kind of a model's rotary scaling.
+def _turns(config: Any) -> list[bool]:
+    """For each layer whether it rotates at all."""
+    if config.model_type == "exaone4" and config.sliding_window is not None:
+        return [kind == "sliding_attention" for kind in config.layer_types]
+    flags = getattr(config, "no_rope_layers", None) or [1] * config.num_hidden_layers
+    return [bool(turns) for turns in flags]  # the name says the opposite of what its values do
+
+
+def check_rope(config: Any) -> dict[str, str]:
+    """The kinds of a model's rotary scaling by the type of the layers, of the empty type where all layers share one.
 
     Raises:
-        UnsupportedModelError: its frequencies depend on the length of the text.
+        UnsupportedModelError: frequencies depend on the length of the text.
     """
     config = config.get_text_config()
-    kind = rope_kind(config)
-    if kind not in STATIC_KINDS:
-        raise UnsupportedModelError(
-            f"rotary scaling {kind!r} changes its frequencies with the length of the text, so cached keys "
-            "would have to be computed again",
-            option=f"model {config.model_type}",
-            way_out="Use a checkpoint with default, linear, llama3 or yarn scaling, or set "
-            "rope_scaling to one of these in its config.json",
-        )
-    return kind
+    kinds = rope_kinds(config)
+    for kind in kinds.values():
+        if kind not in STATIC_KINDS:
+            raise UnsupportedModelError(
+                f"rotary scaling {kind!r} changes its frequencies with the length of the text, so cached keys "
+                "would have to be computed again",
+                option=f"model {config.model_type}",
+                way_out="Use a checkpoint with default, linear, llama3 or yarn scaling, or set "
+                "rope_scaling to one of these in its config.json",
+            )
+    return kinds
 
 
-def rope_kind(config: Any) -> str:
-    """The name of a config's rotary scaling, in the words of transformers 5 and of 4."""
+def rope_kinds(config: Any) -> dict[str, str]:
+    """The names of a config's rotary scalings, in the words of transformers 5 and of 4; see :func:`check_rope`."""
     parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    if any(isinstance(value, dict) for value in parameters.values()):
+        used = set(config.layer_types)
+        return {layers: _kind(of or {}) for layers, of in parameters.items() if layers in used}
+    return {"": _kind(parameters)}
+
+
+def _kind(parameters: dict[str, Any]) -> str:
     return str(parameters.get("rope_type", parameters.get("type", "default")))

@@ -36,14 +36,14 @@ FEW = 8
 """Spans that are too few to tell by themselves how far logits lie apart; from twice as many on they do."""
 
 LAYERS = 8
-"""Layers that are looked at, evenly spread over the second two thirds of the model."""
+"""Layers that are looked at, evenly spread over the second two thirds of those that see the whole session."""
 
 
-def looked_at(layers: int) -> list[int]:
-    """The layers whose keys are kept and whose queries ask."""
-    first = layers // 3
-    count = min(LAYERS, layers - first)
-    return sorted({first + (number * (layers - first)) // count for number in range(count)})
+def looked_at(judges: Collection[int]) -> list[int]:
+    """The layers whose keys are kept and whose queries ask, of :attr:`~tenure.cache.rows.Layout.judges`."""
+    layers = sorted(judges)[len(judges) // 3 :]
+    count = min(LAYERS, len(layers))
+    return [layers[number * len(layers) // count] for number in range(count)]
 
 
 class KeyArchive:
@@ -51,16 +51,18 @@ class KeyArchive:
 
     Args:
         inner: where the spans live.
+        layers: whose keys, see :func:`looked_at`.
     """
 
-    def __init__(self, inner: Archive) -> None:
+    def __init__(self, inner: Archive, layers: Sequence[int]) -> None:
         self.inner = inner
+        self.layers = layers
         self.keys: dict[str, Tensor] = {}
         """What is kept of each span's raw keys, see :func:`kept_keys`."""
 
     def put(self, record: SpanRecord) -> None:
         """Take a complete span."""
-        self.keys[record.span] = kept_keys(record.keys)
+        self.keys[record.span] = kept_keys(record.keys, self.layers)
         self.inner.put(record)
 
     def get(self, span_id: str) -> SpanRecord | None:
@@ -80,7 +82,7 @@ class KeyArchive:
 
     def fork(self) -> KeyArchive:
         """For a fork of the session."""
-        copy = KeyArchive(self.inner.fork())
+        copy = KeyArchive(self.inner.fork(), self.layers)
         copy.keys.update(self.keys)
         return copy
 
@@ -97,13 +99,13 @@ class KeyArchive:
         """Take the keys of spans that came from an earlier process."""
         for span_id in span_ids:
             if span_id not in self.keys and (record := self.inner.get(span_id)) is not None:
-                self.keys[span_id] = kept_keys(record.keys)
+                self.keys[span_id] = kept_keys(record.keys, self.layers)
 
 
-def kept_keys(keys: Tensor) -> Tensor:
-    """What is kept of a span's raw keys ``[layers, kv_heads, n, D]``: ``[layers looked at, kv_heads, m, D]``."""
+def kept_keys(keys: Tensor, layers: Sequence[int]) -> Tensor:
+    """What is kept of a span's raw keys ``[all layers, kv_heads, n, D]``: ``[layers, kv_heads, m, D]``."""
     first = HEADER if keys.shape[2] >= 2 * HEADER else 0
-    return keys[looked_at(len(keys)), :, first:].cpu()
+    return keys[list(layers), :, first:].cpu()
 
 
 @torch.inference_mode()
@@ -122,14 +124,14 @@ def queries(engine: Engine, ids: Sequence[int], last: int) -> list[Tensor]:
     memory = Memory(config, engine.device, Plan())
     memory.queue(ids, Span("probe", 0, 0, Region.OTHER))
     memory.prepare(count)
-    layers = set(looked_at(engine.layout.layers))
+    layers = set(looked_at(engine.layout.judges))
     found: dict[int, Tensor] = {}
 
     def watch(layer: int, q: Tensor, lse: Tensor) -> None:
         if layer in layers:
             found[layer] = q[:, -last:].float().clone()
 
-    work = Work(memory.rows, 0, count, watch=watch)
+    work = Work(memory.rows, 0, count, logical=memory.ledger.logical[:, :count], watch=watch)
     engine._forward([list(ids)], [work], torch.arange(count), count, [count - 1])
     return [found[layer] for layer in sorted(found)]
 
@@ -160,8 +162,8 @@ def scores(
         return dict.fromkeys(spans, 1.0)
     best = []
     own = min(1.0, max(0.0, len(spans) / FEW - 1))
-    for layer, q in enumerate(asked):
-        largest = _largest(engine, q.cpu(), [keys[layer] for keys in spans.values()], distance)
+    for number, (layer, q) in enumerate(zip(looked_at(engine.layout.judges), asked, strict=True)):
+        largest = _largest(engine, layer, q.cpu(), [keys[number] for keys in spans.values()], distance)
         variance = largest.var(-1, correction=0, keepdim=True)
         apart = torch.lerp(variance.mean(), variance, own).sqrt_().clamp_(min=1e-6)
         best.append(((largest - largest.mean(-1, keepdim=True)) / apart).amax(1))
@@ -170,11 +172,11 @@ def scores(
     return dict(zip(spans, found.tolist(), strict=True))
 
 
-def _largest(engine: Engine, q: Tensor, spans: Sequence[Tensor], distance: int) -> Tensor:
+def _largest(engine: Engine, layer: int, q: Tensor, spans: Sequence[Tensor], distance: int) -> Tensor:
     """Largest logit of each span, ``[heads, n, spans]``; queries are ``[heads, n, D]``, keys ``[kv_heads, m, D]``."""
     heads, count, dim = q.shape
     kv_heads = len(spans[0])
-    q = _rotated(engine, q, distance).view(kv_heads, -1, dim)
+    q = _rotated(engine, layer, q, distance).view(kv_heads, -1, dim)
     found = torch.empty(heads, count, len(spans))
     first = 0
     while first < len(spans):
@@ -182,7 +184,7 @@ def _largest(engine: Engine, q: Tensor, spans: Sequence[Tensor], distance: int) 
         while last < len(spans) and (last == first or tokens + spans[last].shape[1] <= _BATCH):
             tokens += spans[last].shape[1]
             last += 1
-        keys = _rotated(engine, torch.cat(list(spans[first:last]), 1).float(), 0)
+        keys = _rotated(engine, layer, torch.cat(list(spans[first:last]), 1).float(), 0)
         logits = (q @ keys.transpose(1, 2) * engine.adapter.scale).view(heads, count, tokens)
         sizes = [span.shape[1] for span in spans[first:last]]
         for number, part in enumerate(torch.split(logits, sizes, -1)):
@@ -191,9 +193,9 @@ def _largest(engine: Engine, q: Tensor, spans: Sequence[Tensor], distance: int) 
     return found
 
 
-def _rotated(engine: Engine, x: Tensor, position: int) -> Tensor:
+def _rotated(engine: Engine, layer: int, x: Tensor, position: int) -> Tensor:
     positions = torch.full((x.shape[1],), position, device=engine.layout.device)
-    cos, sin = engine.adapter.rope.cos_sin(positions, largest=position + 1)
+    cos, sin = engine.adapter.ropes[layer].cos_sin(positions, largest=position + 1)
     half = cos.shape[-1]
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     cos, sin = cos.cpu(), sin.cpu()

@@ -18,7 +18,7 @@ import psutil
 from tenure.errors import TenureError
 from tenure.planners.base import LATER, NOW, Context, Edge, Planner, Proposal
 from tenure.planners.corpus import Corpus, document
-from tenure.planners.keys import KeyArchive
+from tenure.planners.keys import KeyArchive, looked_at
 from tenure.reads import room, spare
 from tenure.references import contents, settle
 from tenure.steps import Step
@@ -73,7 +73,7 @@ class Planning:
             host = TierSpec(kind="host", capacity=most)
             archive = SpanArchive(TierStack([host], engine.fingerprint.digest))
         if archive is not None and any(planner.needs_keys for planner in self.planners):
-            archive = KeyArchive(archive)
+            archive = KeyArchive(archive, looked_at(engine.layout.judges))
         return archive
 
     # -- boundaries ------------------------------------------------------------------------------
