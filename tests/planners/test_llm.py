@@ -11,7 +11,7 @@ import pytest
 from tenure import Plan, Step
 from tenure.errors import ConfigError
 from tenure.planners import LLM, NOW
-from tests.chats import chat_session, encode, tokenizer, user
+from tests.chats import assistant, chat_session, encode, tokenizer, user
 from tests.oracles import Script, check_ledger, state_of
 from tests.planners.chats import OPTIONS, drowned
 
@@ -89,6 +89,33 @@ def test_what_is_listed_and_when_it_is_asked(engines, monkeypatch):
     assert "filler-4" not in listed, "a newer one has taken its place"
     assert len(listed) == 4
     assert "rule" not in listed, "the latest four"
+
+
+def test_what_shares_words_with_the_turn_is_listed_however_old(engines, monkeypatch):
+    asked = []
+    monkeypatch.setattr(LLM, "_local", lambda self, *args: (asked.append(args[-1]), '{"edges": []}')[1])
+    session = drowned(engines, planner="llm", planner_options={"spans": 4, "words": 2}, budget=512)
+    fork = session.fork()
+    for one in (session, fork):
+        one.queue(user("And error E417, what means frozen?"), reply=True)
+        listed = asked[-1]["properties"]["edges"]["items"]["properties"]["span"]["enum"]
+        assert len(listed) == 4
+        assert listed[0] in ("limits", "codes"), "in the order of the session"
+        assert "codes" in listed, "told by words behind those that are shown"
+        assert "filler-5" in listed, "half of them are the latest"
+
+
+def test_what_is_pinned_is_not_listed(engines, monkeypatch):
+    asked = []
+    monkeypatch.setattr(LLM, "_local", lambda self, *args: (asked.append(args[-1]), '{"edges": []}')[1])
+    session = chat_session(engines, **OPTIONS, planner="llm", regions={"user": {"pin": "soft"}})
+    session.append([user("the rule", span="rule"), assistant("noted")])
+    session.append({"role": "tool", "content": "ten", "span": "pinned", "pin": "soft"})
+    session.append({"role": "tool", "content": "ten", "span": "plain"})
+    session.queue({"role": "tool", "content": "eleven"}, reply=True)
+    listed = asked[-1]["properties"]["edges"]["items"]["properties"]["span"]["enum"]
+    assert "plain" in listed
+    assert not {"rule", "pinned"} & set(listed)
 
 
 def test_no_more_edges_than_asked_for_and_no_answer_too_deep(engines, monkeypatch):
@@ -170,7 +197,10 @@ def test_a_restored_session_lists_the_spans_of_before(engines, endpoint, tmp_pat
     Endpoint.asked.clear()
     again = session.engine.restore(tmp_path / "session")
     assert not Endpoint.asked, "nothing is asked while it comes back"
-    assert vars(again.planning.planners[0]) == vars(session.planning.planners[0])
+    ours, theirs = (dict(vars(one.planning.planners[0])) for one in (again, session))
+    index, other = ours.pop("_index"), theirs.pop("_index")
+    assert ours == theirs
+    assert index.scores(["rounds"]) == other.scores(["rounds"]) != {}
     for one in (session, again):
         one.queue(user("Round it, please."), reply=True)
         assert one.plan.turn.spans == ("rule",)

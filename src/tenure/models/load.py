@@ -77,10 +77,17 @@ def load_weights(folder: Path, dtype: torch.dtype) -> Any:
     Raises:
         ModelError: weights are missing, left over, of another shape, or cannot be read.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+    )
 
     with _said_by(folder, "the weights cannot be loaded"):
-        model, report = AutoModelForCausalLM.from_pretrained(
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        plain = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+        model, report = (AutoModelForCausalLM if plain else AutoModelForImageTextToText).from_pretrained(
             folder,
             dtype=dtype,
             trust_remote_code=False,

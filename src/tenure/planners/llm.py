@@ -14,6 +14,8 @@ from typing import Any, ClassVar, Literal, Self
 
 from tenure.errors import ConfigError, MessageError
 from tenure.planners.base import NOW, Context, Edge, Planner, PlannerError, Proposal
+from tenure.planners.bm25 import BM25
+from tenure.planners.words import words
 
 Moment = Literal["reply", "message"]
 
@@ -30,7 +32,8 @@ class LLM(Planner):
         model: the endpoint's model.
         key: name of the environment variable that holds the endpoint's key.
         timeout: seconds for the endpoint.
-        spans: latest spans that are listed.
+        spans: most that are listed; of more, half are the latest and half those that share most words with the turn.
+            Pinned ones are not: they stay anyway.
         words: first words of each that are shown.
         most: edges at most.
         max_tokens: of the answer.
@@ -53,6 +56,7 @@ class LLM(Planner):
     learns: ClassVar[bool] = True
 
     _seen: dict[str, tuple[str, str]] = field(default_factory=dict, init=False, repr=False)
+    _index: BM25 = field(default_factory=BM25, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.on not in ("reply", "message"):
@@ -72,16 +76,15 @@ class LLM(Planner):
         """See the class."""
         for span in context.gone:
             self._seen.pop(span, None)
+            self._index.remove(span)
         for document in context.come:
             self._seen[document.id] = (str(document.span.region), self._first(document.text))
-        fresh = {document.id for document in context.new}
-        listed = [
-            span
-            for span, (_, words) in self._seen.items()
-            if words and span not in fresh and span not in context.plan.superseded
-        ][-self.spans :]
+            self._index.add(document.id, words(document.text))
         asked = context.new and (self.on == "message" or context.reply)
-        if not asked or context.turn % self.every or not listed:
+        if not asked or context.turn % self.every:
+            return Proposal(looked=False)
+        listed = self._listed(context)
+        if not listed:
             return Proposal(looked=False)
         steps = {step.id: step.id for step in context.plan.coming[:_STEPS]}
         word = "now"
@@ -98,13 +101,34 @@ class LLM(Planner):
     def fork(self) -> Self:
         """See the base."""
         copy = replace(self)
-        copy._seen = dict(self._seen)
+        copy._seen, copy._index = dict(self._seen), self._index.fork()
         return copy
 
     # -- asking ----------------------------------------------------------------------------------
 
     def _first(self, text: str) -> str:
         return " ".join(text.split(maxsplit=self.words)[: self.words])
+
+    def _listed(self, context: Context) -> list[str]:
+        fresh = {document.id for document in context.new}
+        known = [
+            span
+            for span, (_, text) in self._seen.items()
+            if text
+            and span not in fresh
+            and span not in context.plan.superseded
+            and not _stays(context, span)
+        ]
+        if len(known) <= self.spans:
+            return known
+        terms = [term for document in context.new for term in words(document.text)]
+        scores = self._index.scores(terms)
+        chosen = set(known[len(known) - (self.spans + 1) // 2 :])
+        for span in sorted(known, key=lambda span: -scores.get(span, 0.0)):  # ties: the older first
+            if len(chosen) == self.spans:
+                break
+            chosen.add(span)
+        return [span for span in known if span in chosen]
 
     def _question(self, context: Context, listed: Sequence[str], steps: Mapping[str, str]) -> str:
         lines = ["Earlier messages, by id:"]
@@ -182,6 +206,12 @@ class LLM(Planner):
             raise PlannerError(
                 f"no usable answer: {type(error).__name__}: {error}", option=f"planner llm, {self.url}"
             ) from error
+
+
+def _stays(context: Context, span: str) -> bool:
+    """Whether a span is pinned, by itself or with its region."""
+    found = context.memory.ledger.spans.get(span)
+    return (found.pin or context.memory.aging.table.spec(found.region).pin) is not None
 
 
 def _edges(answer: str, spans: set[str], steps: Mapping[str, str], who: str) -> list[Edge]:
