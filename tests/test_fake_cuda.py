@@ -96,10 +96,10 @@ def test_keys_are_scored_beside_a_model_on_the_device():
     with fake_devices():
         rope = Rope(inv_freq=torch.empty(8, device=CUDA), attention_factor=1.0, kind="default")
         engine = SimpleNamespace(
-            adapter=SimpleNamespace(rope=rope, scale=0.25), layout=SimpleNamespace(device=CUDA)
+            adapter=SimpleNamespace(ropes=[rope], scale=0.25), layout=SimpleNamespace(device=CUDA)
         )
         spans = [torch.empty(2, tokens, 16, dtype=BF16) for tokens in (5, 1, 3)]
-        found = _largest(engine, torch.empty(4, 3, 16), spans, 100)
+        found = _largest(engine, 0, torch.empty(4, 3, 16), spans, 100)
         assert found.shape == (4, 3, 3)
         assert found.device.type == "cpu"
 
