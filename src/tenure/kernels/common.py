@@ -17,7 +17,7 @@ _BLOCK_BYTES = 32 * 2**20
 """Upper limit of one block of logits, as far as one query or key allows."""
 
 _QUERIES = 128
-"""Queries of a block that look back through a window: few, so that little of what they share is hidden from most."""
+"""Most queries of a block that look back through a window: so few that little of what is computed is hidden."""
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
@@ -101,8 +101,10 @@ def attend_within(
     first = torch.searchsorted(logical.contiguous(), logical[m - n :] - (window - 1))
     out, lse = torch.empty_like(q), q.new_empty(heads, groups, n, dtype=torch.float32)
     mass = q.new_zeros(heads, groups, m, dtype=torch.float32)
-    for start in range(0, n, _QUERIES):
-        stop = min(start + _QUERIES, n)
+    widest = min(m, window + _QUERIES)
+    block = max(1, min(_QUERIES, _BLOCK_BYTES // (4 * heads * groups * widest)))
+    for start in range(0, n, block):
+        stop = min(start + block, n)
         low, high = int(first[start]), m - n + stop
         column = torch.arange(low, high, device=q.device)
         own = torch.arange(high - (stop - start), high, device=q.device)
