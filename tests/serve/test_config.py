@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from tenure import Engine
 from tenure.errors import ConfigError
-from tenure.serve.app import slots_of
+from tenure.serve.app import create_app, slots_of
 from tenure.serve.config import ServeConfig, is_loopback
+from tests.conftest import tiny_model
 from tests.serve.live import SMALL, tiny_engine
+
+
+def test_what_no_session_can_have_ends_the_start():
+    engine = Engine(tiny_model("mistral", sliding_window=16))
+    with pytest.raises(ConfigError, match="compress: some of this model's layers see a window"):
+        create_app(engine, ServeConfig(session=replace(SMALL, compress="gracekv")))
 
 
 def test_sessions_are_admitted_by_their_exact_size():

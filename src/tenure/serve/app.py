@@ -16,6 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from tenure.compress.base import check_alike
 from tenure.errors import ConfigError, TenureError
 from tenure.kernels.threads import give_up_helpers
 from tenure.serve import completions, responses, sessions
@@ -72,8 +73,13 @@ def create_app(
         engine: a loaded model with a tokenizer.
         config: options.
         parking: where sessions go that are not in memory.
+
+    Raises:
+        ConfigError: no session can be as it is asked for.
     """
     config = config or ServeConfig()
+    if config.session.compress:
+        check_alike(engine.layout, "compress")
     bus = Bus()
     metrics = Metrics(engine.name)
     bus.listen(metrics)
