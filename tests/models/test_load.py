@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from tenure import Engine
 from tenure.errors import ModelError, UnsupportedModelError
+from tenure.models.folder import inspect_folder
 from tests.conftest import random_ids, stock_logits, tiny_model
 from tests.templates import tokenizer
 
@@ -157,6 +158,33 @@ def test_of_a_model_that_reads_pictures_the_language_model_is_run(tmp_path: Path
     logits = engine.session(policy="full", positions="logical").feed(ids)
     torch.testing.assert_close(logits, stock_logits(stock, ids), atol=1e-4, rtol=0)
     assert engine.adapter.weight_bytes < sum(p.nbytes for p in stock.parameters()), "no eyes"
+
+
+def test_experts_in_four_bits_are_unpacked(tmp_path: Path) -> None:
+    """gpt-oss as it is published: blocks of 32 numbers of 4 bits with an exponent each."""
+    fast = tokenizer("chatml")
+    sizes = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "intermediate_size": 64}
+    stock = tiny_model("gpt_oss", vocab_size=len(fast), **sizes)
+    count = sum(p.numel() for p in stock.parameters())
+    stock.save_pretrained(tmp_path)
+    fast.save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    values = torch.tensor([0.0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    for name in [name for name in state if name.endswith((".gate_up_proj", ".down_proj"))]:
+        experts, rows, columns = state.pop(name).shape
+        blocks = torch.randint(0, 256, (experts, columns, rows // 32, 16), dtype=torch.uint8)
+        scales = torch.randint(121, 124, (experts, columns, rows // 32), dtype=torch.uint8)
+        state |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        pairs = torch.stack([values[(blocks & 15).long()], values[(blocks >> 4).long()]], -1).flatten(-2)
+        whole = (pairs * torch.exp2(scales.float() - 127)[..., None]).flatten(-2).transpose(1, 2)
+        stock.get_parameter(name).data.copy_(whole)
+    save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    configure(tmp_path, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
+    engine = loaded(tmp_path)
+    ids = random_ids(60)
+    logits = engine.session(policy="full", positions="logical").feed(ids)
+    torch.testing.assert_close(logits, stock_logits(stock, ids), atol=1e-4, rtol=0)
+    assert inspect_folder(tmp_path).parameters == count
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])

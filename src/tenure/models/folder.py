@@ -23,7 +23,7 @@ class FolderFacts:
         fingerprint: sha256, in hex, over the configuration and the weights' headers, sizes and a sample of
             their bytes. Equal for copies of a model, different for fine-tunes of it.
         weight_bytes: bytes of all weights as stored.
-        parameters: number of stored weights.
+        parameters: number of stored weights; of those in 4 bits as many as they are once unpacked.
     """
 
     fingerprint: str
@@ -54,9 +54,14 @@ def inspect_folder(folder: Path) -> FolderFacts:
         _sample(path, size, digest)
         total += size
         parameters += sum(
-            _count(entry["shape"]) for name, entry in json.loads(header).items() if name[:2] != "__"
+            _weights(name, entry["shape"]) for name, entry in json.loads(header).items() if name[:2] != "__"
         )
     return FolderFacts(digest.hexdigest(), total, parameters)
+
+
+def _weights(name: str, shape: list[int]) -> int:
+    """Weights in a stored tensor: two a byte in the blocks of MXFP4, none in their scales."""
+    return _count(shape) * {"blocks": 2, "scales": 0}.get(name.rpartition("_")[2], 1)
 
 
 def _canonical(config: Path) -> bytes:

@@ -16,6 +16,7 @@ from tenure.models.rope import check_rope
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 _DECODER = ("layers.", "embed_tokens.", "lm_head.")  # in the names of weights that change what a model says
+_UNPACKED = "mxfp4"  # the one form of quantised weights that is taken: gpt-oss has no other
 _WHOLE = "Fetch or save the model again, with the config.json that belongs to its weights"
 
 
@@ -32,9 +33,8 @@ def check_config(folder: Path) -> None:
     family = data.get("model_type")
     if family is None:
         raise ModelError("config.json names no model_type", option=str(folder), way_out=_WHOLE)
-    packed = data.get("quantization_config")
-    if packed is not None:
-        method = packed.get("quant_method", "unknown") if isinstance(packed, dict) else packed
+    method = _packing(data.get("quantization_config"))
+    if method not in (None, _UNPACKED):
         raise UnsupportedModelError(
             f"its weights are quantised ({method}), which is not supported",
             option=f"model {family}",
@@ -49,6 +49,11 @@ def check_config(folder: Path) -> None:
         raise unknown_family(family) from error
     check_supported(config)
     check_rope(config)
+
+
+def _packing(packed: Any) -> Any:
+    """How weights are quantised, by the part of a configuration that says so."""
+    return packed.get("quant_method", "unknown") if isinstance(packed, dict) else packed
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -72,6 +77,8 @@ def load_tokenizer(folder: Path) -> Any:
 def load_weights(folder: Path, dtype: torch.dtype) -> Any:
     """The model of a folder; of one that reads pictures or sound besides text, its language model.
 
+    Experts in MXFP4 are unpacked.
+
     transformers fills weights that are missing with random numbers: those are refused.
 
     Raises:
@@ -82,17 +89,21 @@ def load_weights(folder: Path, dtype: torch.dtype) -> Any:
         AutoConfig,
         AutoModelForCausalLM,
         AutoModelForImageTextToText,
+        Mxfp4Config,
     )
 
     with _said_by(folder, "the weights cannot be loaded"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         plain = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+        packed = _packing(getattr(config, "quantization_config", None)) == _UNPACKED
+        unpack = {"quantization_config": Mxfp4Config(dequantize=True)} if packed else {}
         model, report = (AutoModelForCausalLM if plain else AutoModelForImageTextToText).from_pretrained(
             folder,
             dtype=dtype,
             trust_remote_code=False,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # told below, with the shapes
+            **unpack,
         )
     for name, stored, expected in sorted(report["mismatched_keys"]):
         raise ModelError(
