@@ -23,6 +23,14 @@ def test_by_distance():
     assert [(p.x, p.y) for p in series.by_distance(runs[2:])["pace"]] == [(5000, 0.2)]
 
 
+def test_sessions_that_are_all_alike_say_nothing_of_others():
+    arms = run(*(stored(seed, {"pace": seed % 3, "h2o": 0}) for seed in range(6)))["arms"]
+    low, high = series.interval(arms["h2o"])
+    assert (low, high) == tuple(arms["h2o"]["checks_wilson95"])
+    assert low == 0 < 0.05 < high
+    assert list(series.interval(arms["pace"])) == arms["pace"]["checks_bootstrap95"]
+
+
 def test_by_length():
     runs = [
         run(*(stored(seed, {"pace": 4 - 2 * (seed % 2)}, tokens=5000) for seed in range(6))),

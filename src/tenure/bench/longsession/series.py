@@ -51,10 +51,11 @@ ENOUGH = 5
 
 
 def interval(arm: Mapping[str, Any]) -> tuple[float, float]:
-    """The 95 % interval of an arm's share of checks: over its sessions, or of its checks where there are few sessions."""
+    """The 95 % interval of an arm's share of checks: over its sessions, or of its checks where those are few or alike."""
     drawn = arm["checks_bootstrap95"] if arm["sessions"] >= ENOUGH else None
-    low, high = drawn or arm["checks_wilson95"]
-    return float(low), float(high)
+    if drawn is None or drawn[0] == drawn[1]:
+        drawn = arm["checks_wilson95"]
+    return float(drawn[0]), float(drawn[1])
 
 
 def plain(results: Iterable[Result]) -> list[Result]:
