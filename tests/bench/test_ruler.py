@@ -29,7 +29,7 @@ def words(text):
 @pytest.mark.parametrize("tokens", [300, 1500])
 def test_prompts_have_their_length_and_are_the_seeds(family, tokens):
     prompt = make(family, 3, tokens, words)
-    assert tokens * 0.65 < words(prompt.context) <= tokens
+    assert tokens * 0.7 < words(prompt.context) <= tokens
     assert prompt == make(family, 3, tokens, words)
     assert prompt.context != make(family, 4, tokens, words).context
     assert prompt.score(" ".join(prompt.answers)) == 1.0

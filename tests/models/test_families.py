@@ -17,14 +17,17 @@ from tests.conftest import random_ids, stock_logits, tiny_model
 from tests.reference import MaskedReference
 
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+WINDOWED = {
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
 OPTIONS: dict[str, dict[str, Any]] = {
     "exaone4": {"num_hidden_layers": 4, "sliding_window": 24, "sliding_window_pattern": 2},
     "gemma": {"head_dim": 32},
     "gemma3_text": {
         "head_dim": 32,
         "query_pre_attn_scalar": 20,
-        "sliding_window": 24,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        **WINDOWED,
     },
     "glm4_moe": {
         **EXPERTS,
@@ -38,22 +41,19 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
         "head_dim": 16,
-        "sliding_window": 24,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        **WINDOWED,
     },
     "granite": {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.5},
     "granitemoe": {"attention_multiplier": 0.2, "num_local_experts": 4, "num_experts_per_tok": 2},
     "minimax_m2": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "rotary_dim": 8},
     "ministral": {
         "head_dim": 16,
-        "sliding_window": 24,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        **WINDOWED,
     },
     "mixtral": {"num_local_experts": 4, "sliding_window": None},
     "olmo": {"clip_qkv": 2.0},
     "olmo3": {
-        "sliding_window": 24,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        **WINDOWED,
     },
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
     "phi": {"num_key_value_heads": 4, "partial_rotary_factor": 0.5},

@@ -84,7 +84,7 @@ def test_scores_come_from_the_layers_that_see_everything(stock):
 
 
 def test_keys_tell_what_a_turn_reads(stock, engine):
-    """A span that a turn repeats stands out in the layers that see the whole session."""
+    """Keys and queries of the layers that see the whole session meet, and no others are kept."""
     spans = {}
     for number in range(9):
         one = engine.session(policy="full", positions="logical")
@@ -99,6 +99,9 @@ def test_keys_tell_what_a_turn_reads(stock, engine):
     for number in range(6):
         session.append_ids(random_ids(24, seed=number))
     assert session.memory.ledger.evictions
+    kept = session.memory.archive.keys
+    assert kept
+    assert {len(keys) for keys in kept.values()} == {len(looked_at(engine.layout.judges))}
     session.close()
 
 

@@ -162,12 +162,7 @@ class Adapter:
         """
         angles = {rope: rope.cos_sin(positions, largest=largest) for rope in dict.fromkeys(self.ropes)}
         first = self.ropes[0]
-        others = (
-            {}
-            if len(angles) == 1
-            else {n: angles[rope] for n, rope in enumerate(self.ropes) if rope is not first}
-        )
-        return angles[first], others
+        return angles[first], {n: angles[rope] for n, rope in enumerate(self.ropes) if rope is not first}
 
     @property
     def weight_bytes(self) -> int:
@@ -240,10 +235,9 @@ class Adapter:
         AttentionInterface.register(ATTENTION, tenure_attention)
         model.eval().requires_grad_(False)
         model.set_attn_implementation(ATTENTION)
-        halves = (
-            1 if config.model_type == "gpt_oss" else 2
-        )  # gpt-oss takes the angles of one half of the channels
-        model.model.rotary_emb = IdentityRotary(ropes[0].rotary_dim // 2 * halves)
+        # gpt-oss takes the angles of one half of the channels.
+        width = ropes[0].rotary_dim // (2 if config.model_type == "gpt_oss" else 1)
+        model.model.rotary_emb = IdentityRotary(width)
         run: Callable[[Tensor, Forward, Tensor], Tensor]
         if fused and executor != "transformers":
             run, name = FusedDecoder(model, int8=weights == "int8"), "fused"
