@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from tenure.bench.report import write
+from tenure.bench.ruler import peers
+from tenure.bench.ruler.command import table
 from tenure.bench.ruler.play import Grid, Variant, read
 from tenure.bench.ruler.run import Settings, ranks, run, summary
 from tenure.bench.ruler.tasks import FAMILIES, encode, make
@@ -71,6 +73,9 @@ def test_two_hops_lead_to_the_town():
     firm = re.search(rf"{person} works for the company (\w+)\.", prompt.context).group(1)
     town = re.search(rf"The company {firm} has its seat in the town of (\w+)\.", prompt.context).group(1)
     assert prompt.answers == (town,)
+    assert prompt.prefix.endswith(f"{person} works for the company")  # the first hop may be written out
+    assert prompt.score(f" {firm}, which has its seat in the town of {town}.") == 1
+    assert prompt.score(f" {firm}.") == 0
 
 
 def test_variants_are_checked():
@@ -100,6 +105,52 @@ def test_other_files_are_not_gone_on_from(tmp_path):
             run(None, settings, tmp_path, range(1), resume=True)
         with pytest.raises(ConfigError, match=r"single-160-0000\.json"):
             summary(tmp_path)
+
+
+def test_a_family_has_its_own_version(tmp_path):
+    """A file of two-hop questions as they were first is not gone on from, one of unchanged tasks is."""
+    shape = {
+        "tokens": (160,),
+        "methods": ("snapkv",),
+        "ratios": (2.0,),
+        "modes": ("agnostic",),
+        "dtype": "fp32",
+    }
+    cells = [{"method": "snapkv", "mode": "agnostic", "ratio": 2.0, "score": 1.0}]
+    config = {"task_version": 1, "model": "tiny", "dtype": "fp32", "device": "cpu"}
+    for family in ("single", "twohop"):
+        path = tmp_path / f"{family}-160-0000.json"
+        path.write_text(json.dumps({"config": config, "family": family, "tokens": 160, "cells": cells}))
+    run(None, Settings(model="tiny", families=("single",), **shape), tmp_path, range(1), resume=True)
+    with pytest.raises(ConfigError, match="another task_version"):
+        run(None, Settings(model="tiny", families=("twohop",), **shape), tmp_path, range(1), resume=True)
+
+
+def test_peers_are_not_gone_on_from_other_files_either(tmp_path):
+    """Told before an environment is made for them; where all is there, none is needed."""
+    path = tmp_path / "tiny-kvpress" / "twohop-160-0000.json"
+    path.parent.mkdir()
+    cells = [{"method": "kvpress-snapkv", "mode": "agnostic", "ratio": 2.0, "score": 1.0}]
+    told = {"family": "twohop", "tokens": 160, "seed": 0, "model": "tiny", "failed": {}, "cells": cells}
+    asked = {
+        "tokens": [160], "families": ["twohop"], "presses": ["kvpress-snapkv"], "ratios": [2.0],
+        "modes": ["agnostic"], "seeds": range(1), "threads": 1, "resume": True, "note": pytest.fail,
+    }  # fmt: skip
+    path.write_text(json.dumps({**told, "task_version": 1}))
+    with pytest.raises(ConfigError, match="another task_version"):
+        peers.run("tiny", tmp_path, **asked)
+    path.write_text(json.dumps({**told, "task_version": 2}))
+    assert peers.run("tiny", tmp_path, **asked) == {"cells": 1}
+
+
+def test_continuations_have_rows_of_their_own():
+    """Agreement with the full cache is no share of answers: the two are not averaged."""
+    cell = {"mode": "agnostic", "tokens": 160, "method": "snapkv", "ratio": 2.0, "build_s": 1.0}
+    scores = {"single": 1.0, "twohop": 0.5, "continuation": 0.25}
+    shown = table([{**cell, "family": family, "score": score} for family, score in scores.items()])
+    columns = [list(column.cells) for column in shown.columns]
+    assert columns[0] == ["continuation", "tasks"]
+    assert columns[4] == ["0.25", "0.75"]
 
 
 def test_a_run_is_resumed_and_summed_up(engines, tmp_path, monkeypatch):

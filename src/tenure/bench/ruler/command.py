@@ -79,9 +79,13 @@ def ruler(
 
 
 def table(cells: list[dict[str, Any]]) -> Table:
-    """A row for each mode, length, method; a column for each ratio; scores are means over the families."""
+    """A row for each mode, length, method; a column for each ratio; scores are means over the families of tasks.
+
+    Continuations, which are scored by agreement with the full cache, have rows of their own.
+    """
     ratios = sorted({cell["ratio"] for cell in cells if cell["method"] != "full"})
     shown = Table(
+        "score of",
         "mode",
         "tokens",
         "method",
@@ -89,16 +93,17 @@ def table(cells: list[dict[str, Any]]) -> Table:
         "build s",
         title="tenure bench ruler",
     )
-    rows: dict[tuple[str, int, str], dict[float, list[dict[str, Any]]]] = {}
+    rows: dict[tuple[str, str, int, str], dict[float, list[dict[str, Any]]]] = {}
     for cell in cells:
-        key = (cell["mode"], cell["tokens"], cell["method"])
+        kind = "continuation" if cell["family"] == "continuation" else "tasks"
+        key = (kind, cell["mode"], cell["tokens"], cell["method"])
         rows.setdefault(key, {}).setdefault(cell["ratio"], []).append(cell)
-    for (mode, tokens, method), by_ratio in sorted(rows.items()):
+    for (kind, mode, tokens, method), by_ratio in sorted(rows.items()):
         every = [cell for group in by_ratio.values() for cell in group]
         scores = []
         for ratio in ratios:
             group = by_ratio.get(ratio if method != "full" else 1.0)
             scores.append(f"{sum(c['score'] for c in group) / len(group):.2f}" if group else "-")
         build = sum(cell["build_s"] for cell in every) / len(every)
-        shown.add_row(mode, f"{tokens:,}", method, *scores, f"{build:.2f}")
+        shown.add_row(kind, mode, f"{tokens:,}", method, *scores, f"{build:.2f}")
     return shown

@@ -11,7 +11,7 @@ import torch
 from tenure.bench import record
 from tenure.bench.peers.drive import Peer, Worker, python_of
 from tenure.bench.ruler.run import Settings, load, merged, summary
-from tenure.bench.ruler.tasks import VERSION, Prompt, encode, make
+from tenure.bench.ruler.tasks import VERSIONS, Prompt, encode, make
 from tenure.engine import compute_dtype
 from tenure.errors import ConfigError
 from tenure.models.sources import resolve
@@ -63,9 +63,10 @@ def run(
         threads: of the worker.
         resume: leave prompts alone that have a file.
         note: told what is going on.
-    """
-    from transformers import AutoTokenizer
 
+    Raises:
+        ConfigError: an option is not usable, or a file to go on from is of other tasks or another model.
+    """
     names = list(PRESSES if presses is None else presses)
     if unknown := [name for name in names if name not in PRESSES]:
         raise ConfigError(
@@ -74,9 +75,42 @@ def run(
     Settings(  # checks them
         model=model, tokens=tuple(tokens), families=tuple(families), ratios=tuple(ratios), modes=tuple(modes)
     )
+    name = model.rstrip("/").rsplit("/", 1)[-1] + "-kvpress"
+    waiting: list[tuple[Path, dict[str, Any], dict[str, Any] | None]] = []
+    for length in tokens:
+        for seed in seeds:
+            for family in families:
+                path = results / name / f"{family}-{length}-{seed:04d}.json"
+                version = {"task_version": VERSIONS[family], "model": model}
+                old = load(path) if resume and path.exists() else None
+                if old:
+                    record.check_same(path, old, version, "results")
+                if old is None or not _has(old, names, ratios, modes):
+                    waiting.append((path, {**version, "family": family, "tokens": length, "seed": seed}, old))
+    if waiting:
+        _play_all(model, threads, waiting, names, ratios, modes, note)
+    summed = summary(results / name)
+    record.write(
+        results / f"{name}.json",
+        {"bench": "ruler", **record.origin(), "peer": KVPRESS, "model": model, **summed},
+    )
+    return {"cells": len(summed["cells"])}
+
+
+def _play_all(
+    model: str,
+    threads: int,
+    waiting: Sequence[tuple[Path, dict[str, Any], dict[str, Any] | None]],
+    names: Sequence[str],
+    ratios: Sequence[float],
+    modes: Sequence[str],
+    note: Callable[[str], None],
+) -> None:
+    """Play prompts and write a file of each: its path, what it says of the prompt, and what it held before."""
+    from transformers import AutoTokenizer
+
     found = resolve(model)
     tokenizer = AutoTokenizer.from_pretrained(found.path)
-    name = model.rstrip("/").rsplit("/", 1)[-1] + "-kvpress"
     peer = Peer("kvpress", "../ruler/kvpress_worker.py", needs=KVPRESS, along=(_TORCH,))
     job = {
         "path": str(found.path),
@@ -90,29 +124,16 @@ def run(
         return len(tokenizer.encode(text, add_special_tokens=False))
 
     try:
-        for length in tokens:
-            for seed in seeds:
-                for family in families:
-                    path = results / name / f"{family}-{length}-{seed:04d}.json"
-                    old = load(path) if resume and path.exists() else None
-                    if old and _has(old, names, ratios, modes):
-                        continue
-                    note(f"{family}, {length} tokens, seed {seed}")
-                    prompt = make(family, seed, length, count)
-                    cells, failed = _play(worker, tokenizer, prompt, names, ratios, modes)
-                    if old:
-                        cells, failed = merged(old["cells"], cells), old["failed"] | failed
-                    head = {"bench": "ruler", **record.origin(), "peer": KVPRESS, "task_version": VERSION}
-                    head |= {"family": family, "tokens": length, "seed": seed, "model": model}
-                    record.write(path, {**head, "failed": failed, "cells": cells})
+        for path, head, old in waiting:
+            note("{family}, {tokens} tokens, seed {seed}".format(**head))
+            prompt = make(head["family"], head["seed"], head["tokens"], count)
+            cells, failed = _play(worker, tokenizer, prompt, names, ratios, modes)
+            if old:
+                cells, failed = merged(old["cells"], cells), old["failed"] | failed
+            origin = {"bench": "ruler", **record.origin(), "peer": KVPRESS}
+            record.write(path, {**origin, **head, "failed": failed, "cells": cells})
     finally:
         worker.close()
-    summed = summary(results / name)
-    record.write(
-        results / f"{name}.json",
-        {"bench": "ruler", **record.origin(), "peer": KVPRESS, "model": model, **summed},
-    )
-    return {"cells": len(summed["cells"])}
 
 
 def _play(

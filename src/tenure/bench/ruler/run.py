@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tenure.bench import record
 from tenure.bench.ruler.play import MODES, RATIOS, Variant, ask, go_on
-from tenure.bench.ruler.tasks import FAMILIES, VERSION, make
+from tenure.bench.ruler.tasks import FAMILIES, VERSIONS, make
 from tenure.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def run(
         for seed in seeds:
             for family in settings.families:
                 path = folder / f"{family}-{tokens}-{seed:04d}.json"
-                there = _stored(path, settings) if resume and path.exists() else []
+                there = _stored(path, settings, family) if resume and path.exists() else []
                 missing = [one for one in variants if _lacks(there, one, settings, family)]
                 if not missing:
                     continue
@@ -137,14 +137,14 @@ def run(
     return summary(folder)
 
 
-def _stored(path: Path, settings: Settings) -> list[dict[str, Any]]:
+def _stored(path: Path, settings: Settings, family: str) -> list[dict[str, Any]]:
     """Cells of a prompt's file.
 
     Raises:
         ConfigError: it is damaged, or of other tasks, another model or dtype.
     """
     found = load(path)
-    mine = {"task_version": VERSION, **asdict(settings)}
+    mine = {"task_version": VERSIONS[family], **asdict(settings)}
     same = {key: mine[key] for key in ("task_version", "model", "dtype", "device")}
     record.check_same(path, found.get("config", {}), same, "results")
     return list(found["cells"])
@@ -180,7 +180,7 @@ def _head(settings: Settings, family: str, tokens: int, seed: int) -> dict[str, 
     return {
         "bench": "ruler",
         **record.origin(),
-        "config": {"task_version": VERSION, **asdict(settings)},
+        "config": {"task_version": VERSIONS[family], **asdict(settings)},
         "family": family,
         "tokens": tokens,
         "seed": seed,

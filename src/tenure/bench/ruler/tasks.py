@@ -16,8 +16,9 @@ from typing import Any
 
 from tenure.errors import ConfigError
 
-VERSION = 1
 FAMILIES = ("single", "multikey", "multivalue", "multiquery", "variables", "common", "frequent", "twohop")
+VERSIONS: dict[str, int] = {**dict.fromkeys((*FAMILIES, "continuation"), 1), "twohop": 2}
+"""Of each family's tasks; results of two versions are never put together."""
 
 _NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 _SYLLABLES = [a + b for a in "bdfgklmnprstvz" for b in "aeiou"]
@@ -236,7 +237,11 @@ def _frequent(rng: random.Random, size: int) -> Prompt:
 
 
 def _twohop(rng: random.Random, size: int) -> Prompt:
-    """Who lives where somebody works, among documents about other people."""
+    """Where the company of somebody has its seat, among documents about other people and companies.
+
+    The answer begins with the first hop, so that a model may write it out: those of 0.5 and 1.5 billion parameters
+    name the company where they are asked for the town at once, whatever is left of the context.
+    """
     people = [
         one.capitalize() + " " + two.capitalize()
         for one, two in zip(words(rng, 12), words(rng, 12), strict=True)
@@ -254,8 +259,8 @@ def _twohop(rng: random.Random, size: int) -> Prompt:
     context = "Answer the question based on the given documents.\n\nThe following are given documents.\n\n"
     context += _spread(rng, _prose_of(rng, size), needles)
     question = f"\nQuestion: In which town is the seat of the company that {people[asked]} works for?"
-    prefix = f"Answer: The company that {people[asked]} works for has its seat in the town of"
-    return Prompt("twohop", context, question, prefix, (towns[asked],), 16, any_of=True)
+    prefix = f"Answer: {people[asked]} works for the company"
+    return Prompt("twohop", context, question, prefix, (towns[asked],), 32, any_of=True)
 
 
 _MAKERS: dict[str, Callable[[random.Random, int], Prompt]] = {
