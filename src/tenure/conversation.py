@@ -79,6 +79,8 @@ def adopt(session: Session, whole: Conversation) -> int:
         # Nothing new was said: the last message is answered once more, so its step is under way again.
         last = next(piece for piece in reversed(pieces) if piece.kind == "message")
         rest[-1] = replace(rest[-1], step=last.step, reads=last.reads)
+    if any(piece.kind == "message" for piece in rest):
+        session._begin(cached)
     spans = memory.ledger.spans
     cut = spans[spans.index_at(cached - 1)] if inside else None
     if cut is not None:

@@ -97,6 +97,7 @@ class Session(SessionBase):
         opened = transcript.open(parsed, add_generation_prompt=reply, last_id=last)
         pieces = marked(opened, self.memory.aging.table)
         if parsed:
+            self._check_names(pieces)
             self._begin()
         self._check(pieces)  # last: it may let an older pin give way
         places = places_of(pieces, len(self.memory.ids) + self.memory.waiting, before, transcript.snapshot())
@@ -129,14 +130,23 @@ class Session(SessionBase):
     def adopt(self, whole: conversation.Conversation) -> int:
         """Like :meth:`sync` with a conversation that was rendered before; the tokens wait for the next step."""
         self._idle()
-        self._begin()
         return conversation.adopt(self, whole)
 
-    def _begin(self) -> None:
-        """Late compression where the last turn was answered; its room counts in all checks that follow."""
-        late, last = self.memory.late, self.memory.last_span
-        if late is not None and (self._chat().turn_open or (last is not None and last.role == "assistant")):
-            late.begin(self)
+    def _begin(self, kept: int | None = None) -> None:
+        """Late compression where the last turn was answered; its room counts in all checks that follow.
+
+        Args:
+            kept: tokens after which the history is about to be cut; None keeps all.
+        """
+        late, spans = self.memory.late, self.memory.ledger.spans
+        if late is None:
+            return
+        if kept is None:
+            last, answered = self.memory.last_span, self._chat().turn_open
+        else:
+            last, answered = spans[spans.index_at(kept - 1)] if kept else None, False
+        if answered or (last is not None and last.role == "assistant"):
+            late.begin(self, kept)
 
     def _enqueue(
         self,
@@ -418,19 +428,22 @@ class Session(SessionBase):
 
     def _check(self, pieces: Sequence[Piece], *, upto: int | None = None) -> None:
         """Refuse new span ids that are taken, reads and pins that do not fit, given the first ``upto`` tokens."""
+        self._check_names(pieces, upto)
+        pinned = sum(len(piece.ids) for piece in pieces if piece.pin == "hard")
+        yielding = giving_way(self.memory, pinned, upto)
+        check_reads(self, pieces, upto, yielding)
+        give_way(self.memory, yielding)
+
+    def _check_names(self, pieces: Sequence[Piece], upto: int | None = None) -> None:
+        """Refuse new span ids that are taken among the first ``upto`` tokens."""
         edge = len(self.memory.ids) if upto is None else upto
         taken = {span.id for span in self.memory.ledger.spans if span.start < edge}
         if upto is None:
             taken |= self.memory.waiting_spans
-        pinned = 0
         for piece in pieces:
-            pinned += len(piece.ids) if piece.pin == "hard" else 0
             if piece.kind == "message" and piece.span is not None:
                 check_span_id(piece.span, taken)
                 taken.add(piece.span)
-        yielding = giving_way(self.memory, pinned, upto)
-        check_reads(self, pieces, upto, yielding)
-        give_way(self.memory, yielding)
 
     def _follow(self, piece: Piece) -> None:
         """Move the plan along with a message that belongs to a step."""

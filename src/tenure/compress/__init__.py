@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from importlib import import_module
 from typing import Any
 
 from tenure.compress.base import Compressor
-from tenure.errors import ConfigError
+from tenure.registry import look_up, make
 
 METHODS: dict[str, tuple[str, str]] = {
     "gracekv": ("tenure.compress.gracekv", "GraceKV"),
@@ -32,19 +31,8 @@ def make_compressor(name: str, options: Mapping[str, Any] | None = None) -> Comp
     """A method by name.
 
     Raises:
-        ConfigError: no such method, or it has no such option.
+        ConfigError: no such method, or it has no such option, or the option is of another type.
     """
-    if name not in METHODS:
-        raise ConfigError(
-            f"{name!r} is not known", option="method", way_out="Give one of " + ", ".join(METHODS)
-        )
-    module, cls = METHODS[name]
+    module, cls = look_up(METHODS, name, option="method")
     kind: type[Compressor] = getattr(import_module(module), cls)
-    known = [item.name for item in fields(kind)]
-    if unknown := sorted(set(options or {}) - set(known)):
-        raise ConfigError(
-            f"{name} has no option {unknown[0]!r}",
-            option="options",
-            way_out="It has: " + (", ".join(known) or "none"),
-        )
-    return kind(**(options or {}))
+    return make({name: kind}, name, options or {}, option="method")

@@ -88,6 +88,17 @@ class Context:
         layers, heads, tokens, _ = self.keys.shape
         return layers, heads, tokens
 
+    def shares(self, layer: int, probes: Probes, tokens: slice = slice(None)) -> Tensor:
+        """Attention of probes on tokens of a layer, ``[G, g, P, T]``; see :meth:`Probes.shares`."""
+        return probes.shares(
+            layer,
+            self.rotated[layer][:, tokens],
+            self.position[layer % len(self.position), tokens],
+            self.cos_sin,
+            self.kernels,
+            self.scale,
+        )
+
 
 def check_alike(layout: Layout, option: str) -> None:
     """Raise ConfigError where layers see or rotate tokens differently: an entry for several is seen by all alike."""

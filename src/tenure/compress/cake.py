@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tenure.compress.base import Context, spread
-from tenure.compress.snapkv import SnapKV, each_layer, pooled
+from tenure.compress.snapkv import SnapKV, moments, pooled
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,7 @@ class Cake(SnapKV):
 
     def _look(self, context: Context) -> tuple[Tensor, Tensor]:
         scores, weights = [], []
-        for shares in each_layer(context, self.probes(context)):
-            mean, variance = shares.mean(2), shares.var(2, correction=0)
+        for mean, variance in moments(context, self.probes(context)):
             scores.append((mean + self.gamma * variance).mean(1))
             entropy = -(mean * (mean + 1e-12).log()).sum(-1).mean()
             weights.append(entropy ** (1 / self.tau1) * variance.sum(-1).mean() ** (1 / self.tau2))

@@ -45,9 +45,7 @@ class KVzip(Scorer):
             cue = context.cue(number, ids[max(0, start - self.lead) : start])
             probes = context.reader.behind([*cue, *ids[start : start + piece]], first=len(cue))
             for layer in range(context.shape[0]):
-                shares = probes.shares(
-                    layer, context.rotated[layer], context.cos_sin, context.kernels, context.scale
-                )
+                shares = context.shares(layer, probes)
                 torch.maximum(score[layer], shares.amax((1, 2)), out=score[layer])
         return score
 

@@ -48,8 +48,8 @@ class Late:
         make_compressor(method)
         self.method = method
         self.ratio = ratio
-        self._turn = 0
-        """First token of the last turn."""
+        self._turns = [0]
+        """First tokens of the turns that have begun, ascending; those of a history that was taken back are gone."""
         self._seen: list[tuple[int, Recorder]] = []
         self._told = False
 
@@ -65,21 +65,28 @@ class Late:
         while sum(recorder.count for _, recorder in self._seen[1:]) >= _KEPT:
             del self._seen[0]
 
-    def begin(self, session: Session) -> None:
-        """A turn begins: compress what the last one has looked back at. The same turn can begin again."""
+    def begin(self, session: Session, now: int | None = None) -> None:
+        """A turn begins: compress what the last one has looked back at. The same turn can begin again.
+
+        Args:
+            session: whose turn.
+            now: its first token; None takes the next one. Tokens from there on are about to be taken back.
+        """
         memory = session.memory
-        now = len(memory.ids) + memory.waiting
-        if now == self._turn:
+        if now is None:
+            now = len(memory.ids) + memory.waiting
+        turns = [start for start in self._turns if start <= now]
+        turn = turns[-1]
+        if now == turn:
             return
-        turn = min(self._turn, now)
         if turn >= _LEAST:
             session.engine.drain([session])
             most, count = self._most(memory), self._count(memory, turn, now - turn)
             if count >= _LEAST and most != 0:
                 ratio = self.ratio if most is None else max(self.ratio, count / most)
-                self._compress(session, turn, count, ratio)
+                self._compress(session, (turn, now), count, ratio)
             self._make_room(memory, most)
-        self._turn, self._seen = now, []
+        self._turns, self._seen = [*turns, now], []
 
     def _count(self, memory: Memory, turn: int, coming: int) -> int:
         """Tokens before the last turn to compress so that one of ``coming`` tokens finds room; without a budget, all."""
@@ -91,11 +98,11 @@ class Late:
         over = memory.ledger.rows + memory.frozen.slots + coming - budget
         return min(old, math.ceil(over / (1 - 1 / self.ratio)))
 
-    def _compress(self, session: Session, turn: int, count: int, ratio: float) -> None:
-        delayed = self._probes(session.memory, turn)
+    def _compress(self, session: Session, turn: tuple[int, int], count: int, ratio: float) -> None:
+        delayed = self._probes(session.memory, *turn)
         try:
             session.compress(
-                (0, turn), ratio=ratio, method=self.method, recent=0, delayed=delayed, most=count
+                (0, turn[0]), ratio=ratio, method=self.method, recent=0, delayed=delayed, most=count
             )
         except ConfigError as error:  # layers lost different tokens of it, or the chunk is short
             _LOG.log(logging.INFO if self._told else logging.WARNING, "left to eviction: %s", error)
@@ -103,15 +110,17 @@ class Late:
 
     def truncate(self, count: int) -> None:
         """The session's tokens from ``count`` on were taken back."""
-        self._turn = min(self._turn, count)
+        self._turns = [start for start in self._turns if start <= count]
         self._seen = [(start, one) for start, one in self._seen if start + one.count <= count]
 
-    def _probes(self, memory: Memory, turn: int) -> Probes | None:
-        """Queries of the turn, where their tokens still stand."""
+    def _probes(self, memory: Memory, first: int, stop: int) -> Probes | None:
+        """Queries of a turn, where their tokens still stand."""
         parts = [
             probes
             for start, recorder in self._seen
-            if start >= turn and (probes := self._placed(memory, start, recorder)) is not None
+            if start >= first
+            and start + recorder.count <= stop
+            and (probes := self._placed(memory, start, recorder)) is not None
         ]
         return join(parts).every(_KEPT) if parts else None
 
@@ -142,7 +151,7 @@ class Late:
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Plain values and tensors for a saved session; :meth:`fill` takes them."""
-        values = {"turn": self._turn, "seen": [start for start, _ in self._seen]}
+        values = {"turns": self._turns, "seen": [start for start, _ in self._seen]}
         tensors = {}
         for number, (_, recorder) in enumerate(self._seen):
             tensors[f"{number}.raw"], tensors[f"{number}.lse"] = recorder.state()
@@ -150,7 +159,7 @@ class Late:
 
     def fill(self, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Go on from what :meth:`state` gave."""
-        self._turn = values["turn"]
+        self._turns = list(values["turns"])
         self._seen = [
             (start, Recorder.of(tensors[f"{number}.raw"], tensors[f"{number}.lse"]))
             for number, start in enumerate(values["seen"])
@@ -159,6 +168,6 @@ class Late:
     def fork(self) -> Late:
         """For a fork of the session."""
         copy = Late(self.method, self.ratio)
-        copy._turn, copy._seen = self._turn, list(self._seen)
+        copy._turns, copy._seen = list(self._turns), list(self._seen)
         copy._told = self._told
         return copy

@@ -7,7 +7,7 @@ reading the newest tokens once more in their own place, or are kept from the tur
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -42,14 +42,12 @@ class Probes:
     def __getitem__(self, index: slice | Tensor) -> Probes:
         return Probes(self.raw[:, :, index], self.lse[:, :, index], self.position[index])
 
-    def at(self, position: Tensor) -> Probes:
-        """At other positions ``[P]``; the log-sum-exp is kept."""
-        return replace(self, position=position)
-
     def every(self, most: int) -> Probes:
         """At most ``most`` of them, evenly spread, the last one always among them."""
         if len(self) <= most:
             return self
+        if most == 1:
+            return self[-1:]
         return self[torch.linspace(0, len(self) - 1, most).round().long()]
 
     def queries(self, layer: int, kv_heads: int, cos_sin: CosSin, kernels: Kernels) -> Tensor:
@@ -58,15 +56,27 @@ class Probes:
         rotated = kernels.rotate(raw, *cos_sin(self.position))
         return rotated.reshape(kv_heads, -1, raw.shape[-1])
 
-    def shares(self, layer: int, keys: Tensor, cos_sin: CosSin, kernels: Kernels, scale: float) -> Tensor:
+    def shares(
+        self, layer: int, keys: Tensor, position: Tensor, cos_sin: CosSin, kernels: Kernels, scale: float
+    ) -> Tensor:
         """Attention probabilities on rotated keys ``[G, T, D]`` of a layer: ``[G, g, P, T]`` fp32.
 
-        They are shares of all that the queries saw, so they sum to less than one.
+        They are shares of all that the queries saw, so they sum to less than one; keys behind a query have none.
+
+        Args:
+            layer: which one.
+            keys: see above.
+            position: ``[T]`` of the keys.
+            cos_sin: angles of positions.
+            kernels: the kernel module of the device.
+            scale: factor on the logits.
         """
         queries = self.queries(layer, len(keys), cos_sin, kernels)
         logits = torch.bmm(queries, keys.float().transpose(1, 2)).mul_(scale)
         logits = logits.view(len(keys), -1, len(self), keys.shape[1])
-        return logits.sub_(self.lse[layer].view(*logits.shape[:3], 1)).clamp_(max=0.0).exp_()
+        shares = logits.sub_(self.lse[layer].view(*logits.shape[:3], 1)).clamp_(max=0.0).exp_()
+        behind = position > self.position[:, None]
+        return shares.masked_fill_(behind, 0.0) if bool(behind.any()) else shares
 
 
 def join(parts: Sequence[Probes]) -> Probes:

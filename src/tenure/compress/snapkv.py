@@ -19,7 +19,7 @@ class SnapKV(Scorer):
     """SnapKV (arXiv 2404.14469): mean attention of a window of queries, pooled over neighbours.
 
     The window is the question where it is known, behind the newest tokens, else the newest tokens alone. Query heads
-    of a kv head are averaged, as in kvpress.
+    of a kv head are averaged, as in kvpress. A token of the window itself counts by the queries that it is not behind.
 
     Args:
         window: queries that score.
@@ -42,20 +42,23 @@ class SnapKV(Scorer):
     def probes(self, context: Context) -> Probes:
         """The window."""
         if context.question:
-            return context.reader.behind(context.question[-self.window :])
+            return context.reader.behind(context.question[-min(self.window, context.reader.limit) :])
         return context.reader.tail(self.window)
 
     def score(self, context: Context) -> Tensor:
         """Pooled mean shares."""
-        probes = self.probes(context)
-        shares = [one.mean((1, 2)) for one in each_layer(context, probes)]
-        return pooled(torch.stack(shares), self.kernel)
+        means = [mean.mean(1) for mean, _ in moments(context, self.probes(context))]
+        return pooled(torch.stack(means), self.kernel)
 
 
-def each_layer(context: Context, probes: Probes) -> Iterator[Tensor]:
-    """Attention shares ``[G, g, P, T]`` of a layer, one after another."""
+def moments(context: Context, probes: Probes) -> Iterator[tuple[Tensor, Tensor]]:
+    """Mean and variance of attention over the probes that a token is not behind, ``[G, g, T]``, layer by layer."""
     for layer in range(context.shape[0]):
-        yield probes.shares(layer, context.rotated[layer], context.cos_sin, context.kernels, context.scale)
+        shares = context.shares(layer, probes)
+        sees = context.position[layer % len(context.position)] <= probes.position[:, None]
+        count = sees.sum(0).clamp(min=1)
+        mean = shares.sum(2) / count
+        yield mean, ((shares - mean[:, :, None]).square_() * sees).sum(2) / count
 
 
 def pooled(score: Tensor, kernel: int) -> Tensor:

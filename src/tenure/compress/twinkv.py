@@ -41,12 +41,7 @@ class TwinKV(Compressor):
     paper: ClassVar[str] = "TwinKV, a repair pass"
 
     def __post_init__(self) -> None:
-        if not isinstance(self._method(), Scorer):
-            raise ConfigError(
-                f"{self.base} does not keep tokens by a score",
-                option="base",
-                way_out="Give snapkv or another",
-            )
+        self._method()
         if not 0 <= self.share <= 1:
             raise ConfigError(f"{self.share} is no share", option="share", way_out="Give 0 to 1")
 
@@ -55,16 +50,21 @@ class TwinKV(Compressor):
         """As the method that it repairs."""
         return self._method().asks
 
-    def _method(self) -> Compressor:
+    def _method(self) -> Scorer:
         from tenure.compress import make_compressor
 
-        return make_compressor(self.base, self.options)
+        method = make_compressor(self.base, self.options)
+        if not isinstance(method, Scorer):
+            raise ConfigError(
+                f"{self.base} does not keep tokens by a score",
+                option="base",
+                way_out="Give snapkv or another",
+            )
+        return method
 
     def compress(self, context: Context, budget: int) -> Entries:
         """See :class:`~tenure.compress.base.Compressor`."""
         method = self._method()
-        if not isinstance(method, Scorer):
-            raise ConfigError(f"{self.base} has no score", option="base")
         score = method.score(context)
         kept = _mask(context, method.compress(context, budget))
         layers, heads, _ = context.shape

@@ -23,6 +23,7 @@ from tenure.compress.gracekv.partition import rarity
 from tenure.compress.keydiff import KeyDiff
 from tenure.compress.probes import Probes, join
 from tenure.compress.snapkv import pooled
+from tenure.errors import ConfigError
 
 _TAIL = 16
 _LEAD = 8
@@ -120,9 +121,9 @@ def _sampled(
         # more it stands out, the less it can be told from what is around it.
         need = torch.stack([rarity(ids) for ids in context.ids])
         usual = _mean(need, seen).clamp(min=1e-6)
-        need = (need / usual).clamp(0.25, 2.0) * _standing_out(context)
+        need = (need / usual).clamp(0.25, 2.0)[:, None] * _standing_out(context)
         seen = seen[:, None]
-        peaks = torch.where(seen, peaks, _mean(peaks, seen) * need[:, None])
+        peaks = torch.where(seen, peaks, _mean(peaks, seen) * need)
     return replace(flow, relevance=torch.maximum(flow.relevance, peaks))
 
 
@@ -135,8 +136,8 @@ def _repeated(context: Context, stretches: Sequence[Stretch]) -> tuple[Tensor, l
     """
     peaks = torch.zeros(context.shape, device=context.keys.device)
     readings: list[Probes] = []
-    for group in _readings(stretches, context.reader.limit):
-        cue = context.cue(0, [])
+    cue = context.cue(0, [])
+    for group in _readings(stretches, context.reader.limit - len(cue)):
         ids = list(cue)
         places: list[
             tuple[int, int, list[Stretch]]
@@ -151,8 +152,7 @@ def _repeated(context: Context, stretches: Sequence[Stretch]) -> tuple[Tensor, l
                 first, last = columns[layer % len(columns)]
                 if first == last:
                     continue  # these layers have lost it
-                part, keys = reading[query : query + count], context.rotated[layer][:, first:last]
-                shares = part.shares(layer, keys, context.cos_sin, context.kernels, context.scale)
+                shares = context.shares(layer, reading[query : query + count], slice(first, last))
                 peaks[layer, :, first:last] = torch.maximum(peaks[layer, :, first:last], shares.amax((1, 2)))
         readings.append(reading)
     return peaks, readings
@@ -171,11 +171,15 @@ def _mean(values: Tensor, where: Tensor) -> Tensor:
 
 
 def _standing_out(context: Context) -> Tensor:
-    """1 for the usual token, up to 4 for one whose keys are unlike all others, ``[groups, T]``: by KeyDiff's score."""
+    """About 1 for the usual token, up to 16 for one whose keys are unlike all others, ``[L, G, T]``.
+
+    KeyDiff's score in standard deviations of a head, for one half the head's own, for the other the mean of all heads; one
+    more than that, squared (our choice: ``docs/LOG.md`` has what else was tried).
+    """
     score = KeyDiff().score(context)
     score = (score - score.mean(-1, keepdim=True)) / (score.std(-1, keepdim=True) + 1e-6)
-    score = score.mean(1)
-    return 1 + (score if len(context.logical) > 1 else score.mean(0, keepdim=True)).clamp(-1.0, 3.0)
+    every = score.mean(1 if len(context.logical) > 1 else (0, 1), keepdim=True)
+    return (1 + ((score + every) / 2).clamp(-1.0, 3.0)).square()
 
 
 def _edges(slot: Tensor, slots: int) -> list[Stretch]:
@@ -193,14 +197,26 @@ def _sample(edges: Sequence[Stretch], most: int, tokens: int) -> list[Stretch]:
 
 
 def _readings(stretches: Sequence[Stretch], limit: int) -> list[list[Stretch]]:
-    """Stretches in readings that fit the limit, cues and leads included."""
+    """Stretches in readings of at most ``limit`` tokens, leads included; those that are longer are cut.
+
+    Raises:
+        ConfigError: a lead and one token are longer.
+    """
+    if limit <= _LEAD:
+        raise ConfigError(
+            f"{max(0, limit)} tokens are left for what is read again, {_LEAD + 1} are the least",
+            option="chunk",
+            way_out="Give a larger chunk, or repeat=0",
+        )
     found: list[list[Stretch]] = []
     room = 0
     for start, stop in stretches:
-        size = stop - start + _LEAD
-        if size > room:
-            found.append([])
-            room = limit - 64
-        found[-1].append((start, stop))
-        room -= size
+        for first in range(start, stop, limit - _LEAD):
+            part = first, min(stop, first + limit - _LEAD)
+            size = part[1] - first + _LEAD
+            if size > room:
+                found.append([])
+                room = limit
+            found[-1].append(part)
+            room -= size
     return found

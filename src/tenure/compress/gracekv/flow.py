@@ -54,7 +54,7 @@ def direct(context: Context, probes: Probes, slot: Tensor, slots: int, *, most: 
     sensitivity = torch.ones(layers, heads, device=context.keys.device)
     kept: list[tuple[Tensor, Tensor, Tensor]] = []
     for layer in range(layers):
-        shares = probes.shares(layer, context.rotated[layer], context.cos_sin, context.kernels, context.scale)
+        shares = context.shares(layer, probes)
         relevance[layer] = shares.amax((1, 2))
         sensitivity[layer] = head_weight(context, layer, shares)
         kept.append(
