@@ -76,7 +76,7 @@ class Engine:
         self.name = name
         self.tokenizer = tokenizer
         self._transcripts: dict[str, Transcript] = {}
-        self._heap = Heap()
+        self.heap = Heap()
         self._weights = weights_digest(model)  # of what was loaded: the adapter may give parts of it up
         self.adapter = Adapter.attach(model, executor=self.config.executor, weights=self.config.weights)
         self.tiers: TierStack | None = None
@@ -317,7 +317,7 @@ class Engine:
                 rows = len(ids) if every_logit else int(session.memory.waiting == len(ids))
                 session.advance(part, logits[offset : offset + rows])
                 offset += rows
-        self._heap.computed(start)
+        self.heap.computed(start)
         return start
 
     def _forward(

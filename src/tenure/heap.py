@@ -31,11 +31,15 @@ class Heap:
         self._since += tokens
         if self._since < self._every:
             return False
+        self.give_back()
+        return True
+
+    def give_back(self) -> None:
+        """Give back what was freed by now."""
         self._since = 0
         trim = _trim()
         if trim is not None:
             trim(0)
-        return True
 
 
 @functools.cache

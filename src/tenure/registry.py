@@ -58,7 +58,9 @@ def look_up(kinds: Mapping[str, T], name: str, *, option: str) -> T:
 def _check_fields(kind: Callable[..., Any], name: str, options: Mapping[str, Any], option: str) -> None:
     """Raise ConfigError for options that a dataclass has no field for, and for plain fields of another type."""
     if not isinstance(options, Mapping):
-        raise ConfigError(f"{options!r} does not name its fields", option=f"{option} {name}", way_out="Give a mapping")
+        raise ConfigError(
+            f"{options!r} does not name its fields", option=f"{option} {name}", way_out="Give a mapping"
+        )
     if not is_dataclass(kind):
         return
     known = {item.name: item for item in fields(kind) if item.init}

@@ -30,7 +30,8 @@ from tenure.turn import Turn
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tenure.compress.apply import Compression, Where
+    from tenure.compress.apply import Compression
+    from tenure.compress.choose import Where
 
 MessageLike = str | Mapping[str, Any] | Message
 
@@ -212,7 +213,7 @@ class Session(SessionBase):
         self._idle()
         if self._transcript is not None and self._transcript.turn_open:
             raise ConfigError("an assistant turn is open", option="ids", way_out="Append a message first")
-        ids = self._token_ids(ids)
+        ids = self.checked_ids(ids)
         pin = "hard" if self.memory.aging.table.spec(region).pin == "hard" else pin
         new = self._new_span(span, region, None, pin)
         admit(self.memory, len(ids) if pin == "hard" else 0)
@@ -256,7 +257,7 @@ class Session(SessionBase):
             ConfigError: an id is not in the vocabulary.
         """
         self._idle()
-        ids = self._token_ids(ids)
+        ids = self.checked_ids(ids)
         self.engine.drain([self])
         span = self._new_span(None, Region.ASSISTANT, "assistant", None)
         self._forcing = True

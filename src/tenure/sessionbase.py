@@ -203,15 +203,19 @@ class SessionBase:
                 "a turn is still being generated", option="session", way_out="Finish or close the turn first"
             )
 
-    def _token_ids(self, ids: Sequence[int]) -> list[int]:
-        """The ids as plain integers; ConfigError if one is not in the vocabulary."""
+    def checked_ids(self, ids: Sequence[int], option: str = "ids") -> list[int]:
+        """The ids as plain integers.
+
+        Raises:
+            ConfigError: one is not in the vocabulary; names the option.
+        """
         vocabulary = self.engine.vocabulary
         try:
             ids = [operator.index(token) for token in ids]
         except TypeError as error:
-            raise ConfigError(str(error), option="ids", way_out="Give whole numbers") from error
+            raise ConfigError(str(error), option=option, way_out="Give whole numbers") from error
         if ids and not 0 <= min(ids) <= max(ids) < vocabulary:
-            raise ConfigError(f"token ids must be in 0..{vocabulary - 1}", option="ids")
+            raise ConfigError(f"token ids must be in 0..{vocabulary - 1}", option=option)
         return ids
 
     def _chat(self) -> Transcript:

@@ -13,8 +13,9 @@ import torch
 from tenure.bench.report import write
 from tenure.bench.ruler import peers
 from tenure.bench.ruler.command import table
+from tenure.bench.ruler.compare import on_shared_prompts, ranks
 from tenure.bench.ruler.play import Grid, Variant, read
-from tenure.bench.ruler.run import Settings, ranks, run, summary
+from tenure.bench.ruler.run import Settings, run, summary
 from tenure.bench.ruler.tasks import FAMILIES, encode, make
 from tenure.compress.gracekv import method as gracekv
 from tenure.errors import ConfigError
@@ -119,11 +120,18 @@ def test_a_family_has_its_own_version(tmp_path):
     cells = [{"method": "snapkv", "mode": "agnostic", "ratio": 2.0, "score": 1.0}]
     config = {"task_version": 1, "model": "tiny", "dtype": "fp32", "device": "cpu"}
     for family in ("single", "twohop"):
-        path = tmp_path / f"{family}-160-0000.json"
-        path.write_text(json.dumps({"config": config, "family": family, "tokens": 160, "cells": cells}))
-    run(None, Settings(model="tiny", families=("single",), **shape), tmp_path, range(1), resume=True)
+        path = tmp_path / family / f"{family}-160-0000.json"
+        path.parent.mkdir()
+        told = {"family": family, "tokens": 160, "seed": 0, "cells": cells}
+        path.write_text(json.dumps({"config": config, **told}))
+    settings = Settings(model="tiny", families=("single",), **shape)
+    found = run(None, settings, tmp_path / "single", range(1), resume=True)
+    assert [(one["score"], one["prompts"]) for one in found["cells"]] == [(1.0, {"0": {"score": 1.0}})]
+    settings = replace(settings, families=("twohop",))
     with pytest.raises(ConfigError, match="another task_version"):
-        run(None, Settings(model="tiny", families=("twohop",), **shape), tmp_path, range(1), resume=True)
+        run(None, settings, tmp_path / "twohop", range(1), resume=True)
+    with pytest.raises(ConfigError, match="another task_version"):
+        summary(tmp_path / "twohop")
 
 
 def test_peers_are_not_gone_on_from_other_files_either(tmp_path):
@@ -203,33 +211,44 @@ def test_a_run_is_resumed_and_summed_up(engines, tmp_path, monkeypatch):
     }
 
 
-def test_only_the_same_prompts_are_ranked():
-    def cell(method, score, n):
-        place = {"mode": "aware", "family": "single", "tokens": 1, "ratio": 2.0}
-        return {"method": method, "score": score, "n": n, **place}
+def cell(method, scores, ratio=2.0, mode="aware", family="single"):
+    """A cell of a summary; ``scores`` of seeds 0, 1, ..., None where it was not played."""
+    prompts = {str(seed): {"score": score} for seed, score in enumerate(scores) if score is not None}
+    mean = sum(one["score"] for one in prompts.values()) / len(prompts)
+    place = {"mode": mode, "family": family, "tokens": 1, "ratio": ratio, "n": len(prompts)}
+    return {"method": method, "score": mean, "prompts": prompts, **place}
 
-    cells = [cell("gracekv", 0.5, 8), cell("kvzip", 0.4, 8), cell("kvpress-kvzip", 1.0, 3)]
+
+def test_methods_are_ranked_on_the_prompts_that_both_have_played():
+    cells = [cell("gracekv", [0.2, 0.8]), cell("kvzip", [0.3, 0.6]), cell("kvpress-kvzip", [0.1])]
     found = ranks(cells)
-    assert (found["cells"], found["first"], found["lost"]) == (1, 1, [])
-    assert ranks([cells[0], cells[2]])["cells"] == 0
+    assert (found["cells"], found["first"], found["alone"], found["lost"]) == (1, 1, 1, [])
+    # The mean of 0.4 is less than GraceKV's 0.5, but on the prompt that it has played it is ahead.
+    found = ranks([*cells[:2], cell("kvpress-kvzip", [0.4])])
+    assert (found["first"], found["second"]) == (0, 1)
+    assert ranks([cells[0], cell("kvzip", [None, None, 1.0])])["cells"] == 0
+
+
+def test_tables_are_over_the_prompts_that_all_have_played():
+    found = on_shared_prompts(
+        [
+            cell("gracekv", [0.2, 0.8]), cell("kvzip", [None, 0.5]), cell("full", [1.0, 0.9], 1.0, "any"),
+            cell("gracekv", [0.1, 0.3], 4.0), cell("gracekv", [1.0, 1.0], 8.0), cell("kvzip", [None, None, 1.0], 8.0),
+        ]
+    )  # fmt: skip
+    shown = {(one["method"], one["ratio"]): (round(one["score"], 6), one["n"]) for one in found}
+    assert shown == {
+        ("gracekv", 2.0): (0.8, 1), ("kvzip", 2.0): (0.5, 1), ("full", 2.0): (0.9, 1),
+        ("gracekv", 4.0): (0.2, 2), ("full", 4.0): (0.95, 2),
+    }  # fmt: skip
 
 
 def test_ranks_share_ties_and_leave_out_cells_that_rank_nobody():
-    def cell(method, ratio, score):
-        return {
-            "method": method,
-            "mode": "aware",
-            "family": "single",
-            "tokens": 1,
-            "ratio": ratio,
-            "score": score,
-        }
-
-    cells = [cell("gracekv", 2, 0.5), cell("kvzip", 2, 0.5), cell("gracekv", 4, 0.1), cell("kvzip", 4, 0.2),
-             cell("gracekv", 8, 0), cell("kvzip", 8, 0), cell("gracekv", 16, 0), cell("kvzip", 16, 1),
-             cell("snapkv", 16, 1), cell("full", 1, 1), cell("gracekv:hops=0", 2, 1), cell("gracekv", 32, 1),
-             cell("kvzip", 64, 0), cell("snapkv", 64, 0), cell("gracekv", 128, 1), cell("kvzip", 128, 0.5)]  # fmt: skip
-    found = ranks(cells)
+    played = [("gracekv", 2, 0.5), ("kvzip", 2, 0.5), ("gracekv", 4, 0.1), ("kvzip", 4, 0.2),
+              ("gracekv", 8, 0), ("kvzip", 8, 0), ("gracekv", 16, 0), ("kvzip", 16, 1),
+              ("snapkv", 16, 1), ("full", 1, 1), ("gracekv:hops=0", 2, 1), ("gracekv", 32, 1),
+              ("kvzip", 64, 0), ("snapkv", 64, 0), ("gracekv", 128, 1), ("kvzip", 128, 0.5)]  # fmt: skip
+    found = ranks([cell(method, [score], ratio) for method, ratio, score in played])
     counts = tuple(found[name] for name in ("cells", "first", "alone", "second", "empty"))
     assert counts == (4, 2, 1, 1, 1)
     assert found["lost"] == [["aware", "single", 1, 16]]
@@ -269,15 +288,16 @@ def test_contexts_and_questions_are_one_chat(engines):
 
 
 def test_the_page_has_a_table_and_a_plot(tmp_path):
-    def cell(method, mode, ratio, score, family="single"):
-        return {"method": method, "mode": mode, "family": family, "tokens": 4096, "ratio": ratio, "score": score,
-                "n": 2, "build_s": 1.5, "prefill_s": 3.0, "kv_bytes": 10}  # fmt: skip
+    def cell(method, mode, ratio, score, family="single", **more):
+        told = {"score": score, **more}
+        return {"method": method, "mode": mode, "family": family, "tokens": 4096, "ratio": ratio, **told,
+                "prompts": {"0": told, "1": told}, "n": 2, "build_s": 1.5, "prefill_s": 3.0, "kv_bytes": 1e7}  # fmt: skip
 
     cells = [
         cell("full", "any", 1.0, 0.9),
         cell("gracekv", "agnostic", 4.0, 0.8),
         cell("gracekv", "agnostic", 4.0, 0.4, "twohop"),
-        {**cell("gracekv", "agnostic", 4.0, 0.1, "continuation"), "kl": 0.25},
+        cell("gracekv", "agnostic", 4.0, 0.1, "continuation", kl=0.25),
         *(
             cell("snapkv", "agnostic", ratio, 0.1, family)
             for ratio in (4.0, 8.0)
@@ -297,20 +317,23 @@ def test_the_page_has_a_table_and_a_plot(tmp_path):
     page = tmp_path / "docs" / "results.md"
     files = write(results, page, tmp_path / "docs" / "img")
     text = page.read_text()
-    assert "| gracekv | 0.60 | - | 1.50 | 3.00 |" in text
+    assert "| gracekv | 0.60 | - | 1.50 | 3.00 | - |" in text
     assert "Mean score of single, twohop (2 prompts each), 4,096 tokens, question unknown" in text
     assert "Mean score of single (2 prompts each), 4,096 tokens, question unknown" in text
-    assert "| gracekv | 0.80 | 1.50 | 3.00 |" in text
-    assert "| kvpress-kvzip | 0.50 | 1.50 | 3.00 |" in text
+    assert "| gracekv | 0.80 | 1.50 | 3.00 | 10.00 |" in text
+    assert "| kvpress-kvzip | 0.50 | 1.50 | 3.00 | 10.00 |" in text
     rows, ablated = text[: text.index("one option changed")], text[text.index("one option changed") :]
     assert "trees=false" not in rows
     assert "Mean score of single (2 prompts each), 4,096 tokens, question unknown" in ablated
-    assert "| gracekv | 0.80 | 1.50 | 3.00 |\n| gracekv:trees=false | 0.70 | 1.50 | 3.00 |" in ablated
-    assert "| snapkv | 0.10 | 0.10 | 1.50 | 3.00 |" in text
+    assert (
+        "| gracekv | 0.80 | 1.50 | 3.00 | 10.00 |\n| gracekv:trees=false | 0.70 | 1.50 | 3.00 | 10.00 |"
+        in ablated
+    )
+    assert "| snapkv | 0.10 | 0.10 | 1.50 | 3.00 | 10.00 |" in text
     assert "| gracekv | 0.100, 0.250 |" in text
     assert "| tokens | question | build s | over reading | flow | trees |" in text
     assert "| 4,096 | known | 1.50 | 0.50 | 80% | 10% |" in text
-    assert "| full | 0.90 | 1.50 | 3.00 |" in text
+    assert "| full | 0.90 | 1.50 | 3.00 | 10.00 |" in text
     assert text.index("| gracekv") < text.index("| kvpress-kvzip")
     assert [path.name for path in files] == ["results.md", "ruler-tiny.png"]
     assert "(img/ruler-tiny.png)" in text

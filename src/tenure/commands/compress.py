@@ -13,7 +13,7 @@ from tenure.commands.options import MemoryOptions, ModelOptions, key_value, load
 from tenure.commands.places import check_save
 from tenure.commands.view import RunView
 from tenure.compress import make_compressor
-from tenure.compress.apply import check_amount
+from tenure.compress.choose import check_amount
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ def run(
     config = memory.session_config()
     if ratio is None and entries is None:
         ratio = 8.0
-    check_amount(ratio, entries)
+    check_amount(ratio, entries, named="entries")
     compressor = make_compressor(method, dict(key_value(text, "method_option") for text in method_option))
     check_save(save)
     from tenure.commands.play import Player
@@ -79,7 +79,11 @@ def _show(session: Session, done: Compression, before: int, answers: Mapping[str
     console = Console()
     console.print(spans_table([session.explain(one.id) for one in session.memory.ledger.spans]))
     if not done.entries:
-        console.print("nothing to compress: the entries are enough for all of it", style="dim")
+        console.print(
+            "nothing was compressed: all that was chosen is pinned, planned or among the newest tokens, "
+            "or the entries are enough for it",
+            style="dim",
+        )
     else:
         console.print(
             f"{done.method}: {done.tokens:,} tokens a head as {done.entries:,} entries of all heads, "

@@ -12,21 +12,14 @@ from torch import Tensor
 from tenure.cache.ragged import Entries, RaggedSegment
 from tenure.compress import make_compressor
 from tenure.compress.base import Compressor, Context, check_alike
+from tenure.compress.choose import Choice, Where, check_amount, check_room, choose, chosen, even, protected
 from tenure.compress.probes import Probes, SessionReader
 from tenure.errors import ConfigError, IntegrityError
-from tenure.policies.base import ascending
-from tenure.reads import needed
 from tenure.timing import now
 
 if TYPE_CHECKING:
     from tenure.memory import Memory
     from tenure.session import Session
-
-Where = str | tuple[int, int] | Sequence[str] | None
-"""A span's id, a range of logical indices, several span ids, or None for all."""
-
-_ROWS = 8
-"""The share of a budget that is left for rows besides pins and sinks, one in so many."""
 
 _ROOM = 1024
 """Tokens that one reading of a question or a repetition may have."""
@@ -86,7 +79,8 @@ def compress(
     Sinks, hard and soft pins, spans that the plan reads and the newest ``recent`` tokens keep their rows. Where layers
     lost different tokens, those that hold more of the chosen ones keep the most wanted of them. All these but sinks and
     newest tokens are not counted; of the others, exactly ``floor(L G T / ratio)`` entries are left, sinks and newest
-    tokens included. They never number less than one besides the sinks.
+    tokens included. They never number less than one besides the sinks. What was compressed before stays as it is and is
+    not counted: compressing twice deals with the tokens that are exact still.
 
     Args:
         session: idle, without waiting tokens.
@@ -109,57 +103,44 @@ def compress(
     """
     started = now(session.engine.layout.device)
     check_alike(session.engine.layout, "method")
-    compressor = make_compressor(method, options) if isinstance(method, str) else method
+    compressor = _compressor(method, options)
     check_amount(ratio, budget)
+    words = _question(session, question)
     memory, engine = session.memory, session.engine
-    layout = memory.device.layout
-    heads = layout.layers * layout.kv_heads
-    room = _room(memory)
-    if ratio != 1 and memory.ledger.rows:
-        memory.prepare(room)  # first, because it may evict or renumber
-    chosen = _chosen(memory, span)
-    protected, planned = _protected(memory)
-    logical = memory.ledger.logical[:, : memory.ledger.rows]
 
-    def left(counted: int) -> int:
-        return int(heads * counted / ratio) if ratio is not None else heads * min(budget or 1, counted)
-
-    counted = _most(chosen & ~planned)
-    sinks = _most(chosen & (logical < memory.config.sinks))
-    newest = max(0, min(recent, (left(counted) // heads - sinks) // 4))
-    exact = protected | (chosen & (logical >= memory.ledger.length - newest))
-    mask = torch.zeros_like(chosen)
-    if left(counted) < heads * counted:
-        mask = _even(memory, chosen & ~exact, most)
-        planned = planned | (chosen & ~exact & ~mask)
-        exact, counted = exact | planned, _most(chosen & ~planned)
-    total = left(counted)
-    tokens = int(mask[0].sum())
-    outside = _most(chosen & exact & ~planned)
-    entries = max(1, total - heads * outside)
-
-    def report(made: int, seconds: Mapping[str, float]) -> Compression:
+    def report(choice: Choice, made: int, seconds: Mapping[str, float]) -> Compression:
+        heads = choice.heads
         return Compression(
             compressor.name,
-            tokens if made else 0,
-            _most(chosen & exact) if made else _most(chosen),
+            choice.tokens if made else 0,
+            choice.exact if made else choice.chosen,
             made,
-            (made + heads * outside) / heads if made else float(counted),
-            now(layout.device) - started,
+            (made + heads * choice.outside) / heads if made else float(choice.counted),
+            now(engine.layout.device) - started,
             dict(seconds),
             memory.nbytes,
         )
 
-    if not tokens or entries >= heads * tokens:
-        return report(0, {})
-    _check_room(memory, -(-entries // heads))
-    context = _context(session, mask, question, delayed, SessionReader(engine, memory, room))
-    made = compressor.compress(context, entries).ranked()
-    _verify(made, memory, entries)
+    choice = choose(memory, span, ratio, budget, recent, most)
+    if choice.idle:
+        return report(choice, 0, {})
+    room = _room(memory)
+    memory.prepare(room)  # may evict or renumber
+    choice = choose(memory, span, ratio, budget, recent, most)
+    if choice.idle:
+        return report(choice, 0, {})
+    check_room(memory, -(-choice.entries // choice.heads))
+    mask = choice.mask
+    context = _context(session, mask, words, delayed, SessionReader(engine, memory, room))
+    made = compressor.compress(context, choice.entries).ranked()
+    _verify(made, memory, choice.entries)
     segment = RaggedSegment.of(made, memory.angles, memory.device.kernels, copy=memory.device.copy)
     rows = torch.arange(memory.ledger.rows, device=mask.device).expand_as(mask)
     memory.compress(rows[~mask].view(len(mask), -1), segment)
-    return report(entries, context.seconds)
+    seconds = context.seconds
+    del context, made  # each as large as what was compressed, and more
+    engine.heap.give_back()
+    return report(choice, choice.entries, seconds)
 
 
 @torch.inference_mode()
@@ -181,21 +162,31 @@ def look(session: Session, span: Where = None, *, question: str | Sequence[int] 
     memory = session.memory
     room = _room(memory)
     memory.prepare(room)
-    exact, _ = _protected(memory)
-    mask = _even(memory, _chosen(memory, span) & ~exact)
-    return _context(session, mask, question, None, SessionReader(session.engine, memory, room))
+    exact, _ = protected(memory)
+    mask = even(memory, chosen(memory, span) & ~exact)
+    reader = SessionReader(session.engine, memory, room)
+    return _context(session, mask, _question(session, question), None, reader)
 
 
-def check_amount(ratio: float | None, budget: int | None) -> None:
-    """Raise ConfigError where nothing can be compressed to these; see :func:`compress`."""
-    if (ratio is None) == (budget is None):
-        raise ConfigError("give a ratio or a budget", option="ratio", way_out="One of the two")
-    if ratio is not None and not ratio >= 1:
-        raise ConfigError(f"{ratio} is below 1", option="ratio", way_out="Give 1 (nothing) or more")
-    if budget is not None and budget < 1:
+def _compressor(method: str | Compressor, options: Mapping[str, Any] | None) -> Compressor:
+    if isinstance(method, str):
+        return make_compressor(method, options)
+    if options:
         raise ConfigError(
-            f"{budget} entries cannot stand for anything", option="budget", way_out="Give 1 or more"
+            f"{method.name} was made already", option="options", way_out="Give them to it, or name the method"
         )
+    return method
+
+
+def _question(session: Session, question: str | Sequence[int] | None) -> list[int]:
+    """Token ids of a question; none where it is not known."""
+    if question is None:
+        return []
+    if not isinstance(question, str):
+        return session.checked_ids(question, "question")
+    if session.engine.tokenizer is None:
+        raise ConfigError("the engine has no tokenizer", option="question", way_out="Give token ids")
+    return list(session.engine.tokenizer.encode(question, add_special_tokens=False))
 
 
 def _room(memory: Memory) -> int:
@@ -203,73 +194,10 @@ def _room(memory: Memory) -> int:
     return min(memory.config.chunk, _ROOM) if memory.policy.evicts else _ROOM
 
 
-def _chosen(memory: Memory, where: Where) -> Tensor:
-    """Rows of the ranges or spans, ``[groups, rows]`` bool."""
-    ledger = memory.ledger
-    logical = ledger.logical[:, : ledger.rows]
-    if where is None:
-        return torch.ones_like(logical, dtype=torch.bool)
-    if isinstance(where, tuple) and len(where) == 2 and all(isinstance(one, int) for one in where):
-        return (logical >= int(where[0])) & (logical < int(where[1]))
-    names = [where] if isinstance(where, str) else [str(name) for name in where]
-    mask = torch.zeros_like(logical, dtype=torch.bool)
-    for name in names:
-        mask |= ledger.inside(ledger.spans.get(name))
-    return mask
-
-
-def _protected(memory: Memory) -> tuple[Tensor, Tensor]:
-    """Rows that must stay, and of them those that no ratio counts: pins, the policy's too, and what the plan reads."""
-    if not memory.ledger.rows:
-        empty = torch.zeros_like(memory.ledger.logical[:, :0], dtype=torch.bool)
-        return empty, empty
-    view = memory.policy.pinned(memory.view())
-    outside = (view.pin > 0) | (view.readers >= 0)
-    return outside | (view.logical < view.sinks), outside & (view.logical >= view.sinks)
-
-
-def _most(mask: Tensor) -> int:
-    """Rows of a mask in the group of layers that has most of them."""
-    return int(mask.sum(1).max())
-
-
-def _check_room(memory: Memory, slots: int) -> None:
-    """Raise ConfigError where ``slots`` more of compressed tokens would starve the rows of a budget."""
-    budget, taken = memory.config.budget, memory.frozen.slots + slots
-    if budget is None or not memory.policy.evicts:
-        return
-    fixed, least = needed(memory), max(1, budget // _ROWS)
-    if budget - taken - fixed < least:
-        raise ConfigError(
-            f"compressed tokens would take {taken} of {budget} slots, pins and sinks take {fixed}; "
-            f"{least} are for new tokens",
-            option="ratio",
-            way_out="Give a higher ratio or less to compress, or the session a larger budget",
-        )
-
-
-def _even(memory: Memory, mask: Tensor, most: int | None = None) -> Tensor:
-    """The same number of rows in every group, at most ``most``: the most wanted of the chosen ones are left out."""
-    count = mask.sum(1)
-    least = int(count.min()) if mask.numel() else 0
-    if most is not None and least > most:
-        least = most
-    if bool((count == least).all()):
-        return mask
-    if not least and most != 0:
-        raise ConfigError(
-            f"layers hold between none and {int(count.max())} of these tokens",
-            option="span",
-            way_out="Compress before the budget evicts, or give the session granularity 'session'",
-        )
-    order = ascending(memory.policy.rank(memory.view())).masked_fill(~mask, mask.shape[1])
-    return mask & (order.argsort(1).argsort(1) < least)
-
-
 def _context(
     session: Session,
     mask: Tensor,
-    question: str | Sequence[int] | None,
+    question: Sequence[int],
     delayed: Probes | None,
     reader: SessionReader,
 ) -> Context:
@@ -285,11 +213,6 @@ def _context(
 
     layers = range(layout.layers)
     spans = ledger.span_index(logical)
-    words = [] if question is None else question
-    if isinstance(words, str):
-        if tokenizer is None:
-            raise ConfigError("the engine has no tokenizer", option="question", way_out="Give token ids")
-        words = tokenizer.encode(words, add_special_tokens=False)
     return Context(
         keys=torch.stack([of(layer, rows.raw[layer]) for layer in layers]),
         rotated=torch.stack([of(layer, rows.keys(layer, rows.rows)) for layer in layers]),
@@ -299,7 +222,7 @@ def _context(
         ids=torch.tensor(memory.ids, device=mask.device)[logical],
         cuts=torch.cat([torch.ones_like(spans[:, :1]), spans.diff(dim=1)], 1) != 0,
         reader=reader,
-        question=list(words),
+        question=question,
         delayed=delayed,
         cue=_cue(tokenizer),
         out=engine.adapter.output_projection,

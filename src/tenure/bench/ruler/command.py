@@ -46,6 +46,7 @@ def ruler(
     """What compressed contexts still answer: RULER's families, every method and ratio on the same reading."""
     from tenure.bench import record
     from tenure.bench.ruler import run as bench
+    from tenure.bench.ruler.compare import ranks
     from tenure.commands.places import check_file
     from tenure.engine import Engine
 
@@ -71,11 +72,11 @@ def ruler(
         )
     record.write(
         results / f"{settings.name}.json",
-        {"bench": "ruler", **record.origin(), "model": model, **found, "ranks": bench.ranks(found["cells"])},
+        {"bench": "ruler", **record.origin(), "model": model, **found, "ranks": ranks(found["cells"])},
     )
     if not as_json:
         Console().print(table(found["cells"]))
-    typer.echo(json.dumps({"cells": len(found["cells"]), "ranks": bench.ranks(found["cells"])}))
+    typer.echo(json.dumps({"cells": len(found["cells"]), "ranks": ranks(found["cells"])}))
 
 
 def table(cells: list[dict[str, Any]]) -> Table:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-Cell = Mapping[str, Any]
+from tenure.bench.ruler.compare import Cell, is_full, is_variant, on_shared_prompts, ranks
 
 
 def is_summary(found: Mapping[str, Any]) -> bool:
@@ -33,9 +33,9 @@ def _tasks(cells: Sequence[Cell], mode: str, tokens: int) -> list[Cell]:
 
 
 def means(cells: Sequence[Cell], mode: str, tokens: int) -> dict[str, dict[float, float]]:
-    """Mean score over RULER's families of every method and ratio, without continuations."""
+    """Mean score over RULER's families of every method and ratio, on the same prompts, without continuations."""
     found: dict[str, dict[float, list[float]]] = {}
-    for cell in _tasks(cells, mode, tokens):
+    for cell in on_shared_prompts(_tasks(cells, mode, tokens)):
         found.setdefault(cell["method"], {}).setdefault(cell["ratio"], []).append(cell["score"])
     return {
         method: {ratio: statistics.fmean(scores) for ratio, scores in ratios.items()}
@@ -48,7 +48,7 @@ def section(models: Mapping[str, Sequence[Cell]]) -> str:
     lines: list[str] = []
     for model, all_cells in sorted(models.items()):
         lines.append(f"### {model}\n")
-        cells = [cell for cell in all_cells if not _is_variant(cell)]
+        cells = [cell for cell in all_cells if not is_variant(cell)]
         for mode, tokens in _grids(cells):
             families = _families(cells, mode, tokens)
             if len(families) <= 2:  # one method beside the full cache
@@ -62,8 +62,11 @@ def section(models: Mapping[str, Sequence[Cell]]) -> str:
                 if cell["mode"] == mode and families.get(cell["method"], every) != every
             ]
             if fewer and shared:
-                ratios = {1.0} | {cell["ratio"] for cell in fewer}
-                both = [cell for cell in cells if cell["family"] in shared and cell["ratio"] in ratios]
+                ratios = {cell["ratio"] for cell in fewer}
+                both = [
+                    cell for cell in cells
+                    if cell["family"] in shared and (is_full(cell) or cell["ratio"] in ratios)
+                ]  # fmt: skip
                 lines += _table(both, mode, tokens)
         lines += _continued(cells)
         lines += _ablated(all_cells)
@@ -74,20 +77,28 @@ def section(models: Mapping[str, Sequence[Cell]]) -> str:
 
 def _table(cells: Sequence[Cell], mode: str, tokens: int) -> list[str]:
     """Means of methods that have the same families."""
+    here = on_shared_prompts(_tasks(cells, mode, tokens))
     rows = means(cells, mode, tokens)
     ratios = sorted({ratio for row in rows.values() for ratio in row if ratio > 1})
     known = "unknown" if mode == "agnostic" else "known"
     lines = [
         f"Mean score of {_spread(cells, mode, tokens)}, {tokens:,} tokens, question {known} to the compressor.\n"
     ]
-    lines += _heading("method", *(f"{ratio:g}x" for ratio in ratios), "build s", "prefill s")
-    full = [name for name in rows if 1.0 in rows[name]]
+    middle = 8.0 if 8.0 in ratios else ratios[len(ratios) // 2]
+    columns = (f"{ratio:g}x" for ratio in ratios)
+    lines += _heading("method", *columns, "build s", "prefill s", f"K/V MB at {middle:g}x")
+    full = sorted({cell["method"] for cell in cells if is_full(cell)} & rows.keys(), reverse=True)
     rest = sorted(set(rows) - set(full), key=lambda name: (-statistics.fmean(rows[name].values()), name))
     for name in full + rest:
-        scores = [rows[name].get(1.0 if name in full else ratio) for ratio in ratios]
+        scores = [rows[name].get(ratio) for ratio in ratios]
         shown = " | ".join("-" if score is None else f"{score:.2f}" for score in scores)
-        seconds = (_mean(cells, name, mode, tokens, kind) for kind in ("build_s", "prefill_s"))
-        lines.append(f"| {name} | {shown} | {' | '.join(seconds)} |")
+        mine = [cell for cell in here if cell["method"] == name]
+        more = (
+            _mean(mine, "build_s"),
+            _mean(mine, "prefill_s"),
+            _mean([cell for cell in mine if cell["ratio"] == middle], "kv_bytes", 1e6),
+        )
+        lines.append(f"| {name} | {shown} | {' | '.join(more)} |")
     return [*lines, ""]
 
 
@@ -105,7 +116,7 @@ def _families(cells: Sequence[Cell], mode: str, tokens: int) -> dict[str, set[st
 
 def _spread(cells: Sequence[Cell], mode: str, tokens: int) -> str:
     """Which families and how many prompts of each."""
-    tasks = [cell for cell in _tasks(cells, mode, tokens) if cell["mode"] == mode]
+    tasks = on_shared_prompts(_tasks(cells, mode, tokens))
     counts = [cell["n"] for cell in tasks]
     prompts = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
     families = ", ".join(sorted({cell["family"] for cell in tasks}))
@@ -115,9 +126,9 @@ def _spread(cells: Sequence[Cell], mode: str, tokens: int) -> str:
 def _continued(cells: Sequence[Cell]) -> list[str]:
     """How near the next 256 tokens of real text stay to the full cache's."""
     lines: list[str] = []
-    mine = [cell for cell in cells if cell["family"] == "continuation" and cell["method"] != "full"]
+    mine = [cell for cell in cells if cell["family"] == "continuation" and not is_full(cell)]
     for tokens in sorted({cell["tokens"] for cell in mine}):
-        here = [cell for cell in mine if cell["tokens"] == tokens]
+        here = on_shared_prompts([cell for cell in mine if cell["tokens"] == tokens])
         ratios = sorted({cell["ratio"] for cell in here})
         lines += [
             f"Next tokens of real text after {tokens:,}: share with the full cache's likeliest, and KL in nats.\n"
@@ -138,22 +149,22 @@ def _continued(cells: Sequence[Cell]) -> list[str]:
     return lines
 
 
-def _is_variant(cell: Cell) -> bool:
-    """Whether it is of a method with other options than its own."""
-    return ":" in cell["method"]
-
-
 def _ablated(cells: Sequence[Cell]) -> list[str]:
     """A table a grid: GraceKV as it is and without each of its parts, on the prompts that all of them have played."""
     mine = [cell for cell in cells if cell["method"].partition(":")[0] in ("gracekv", "full")]
     lines: list[str] = []
-    for mode, tokens in _grids([cell for cell in mine if _is_variant(cell)]):
+    for mode, tokens in _grids([cell for cell in mine if is_variant(cell)]):
         here = _tasks(mine, mode, tokens)
         shared = set.intersection(*_families(here, mode, tokens).values())
-        played = [set(row) for name, row in means(here, mode, tokens).items() if name != "full"]
-        ratios = {1.0} | set.intersection(*played)
-        both = [cell for cell in here if cell["family"] in shared and cell["ratio"] in ratios]
-        if len(ratios) > 1 and both:
+        played = [
+            {cell["ratio"] for cell in here if cell["method"] == name}
+            for name in {cell["method"] for cell in here if not is_full(cell)}
+        ]
+        ratios = set.intersection(*played)
+        both = [
+            cell for cell in here if cell["family"] in shared and (is_full(cell) or cell["ratio"] in ratios)
+        ]
+        if ratios and both:
             lines += ["GraceKV with one option changed at a time:\n", *_table(both, mode, tokens)]
     return lines
 
@@ -184,8 +195,6 @@ def _built(cells: Sequence[Cell], ratio: float = 8.0) -> list[str]:
 
 def _standing(cells: Sequence[Cell]) -> str:
     """How GraceKV stands among all methods, cell by cell."""
-    from tenure.bench.ruler.run import ranks
-
     found = ranks(cells)
     lost = ", ".join(
         f"{family} {tokens:,} {ratio:g}x ({mode})" for mode, family, tokens, ratio in found["lost"]
@@ -207,7 +216,7 @@ def draw(models: Mapping[str, Sequence[Cell]], images: Path) -> dict[str, Path]:
 
     pictures: dict[str, Path] = {}
     for model, all_cells in sorted(models.items()):
-        cells = [cell for cell in all_cells if not _is_variant(cell)]
+        cells = [cell for cell in all_cells if not is_variant(cell)]
         grids = [grid for grid in _grids(cells) if _worth_drawing(_comparable(cells, *grid))]
         if not grids:
             continue
@@ -217,11 +226,10 @@ def draw(models: Mapping[str, Sequence[Cell]], images: Path) -> dict[str, Path]:
         lines: dict[str, Any] = {}
         for panel, (mode, tokens) in zip(panels[0], grids, strict=True):
             for method, row in sorted(_comparable(cells, mode, tokens).items()):
-                if 1.0 in row:
-                    lines[method] = panel.axhline(row[1.0], color="grey", linestyle=":")
-                    continue
                 ratios = sorted(row)
                 style = {"linestyle": "--" if method.startswith("kvpress") else "-", "color": _colour(method)}
+                if is_full({"method": method}):
+                    style = {"linestyle": ":", "color": "grey"}
                 width = 3 if method == "gracekv" else 1.2
                 (lines[method],) = panel.plot(
                     ratios, [row[ratio] for ratio in ratios], marker=".", linewidth=width, **style
@@ -251,7 +259,8 @@ def _comparable(cells: Sequence[Cell], mode: str, tokens: int) -> dict[str, dict
 
 def _worth_drawing(rows: Mapping[str, Mapping[float, float]]) -> bool:
     """Whether some methods can be compared over some ratios."""
-    return sum(1.0 not in row for row in rows.values()) > 1 and max(len(row) for row in rows.values()) > 1
+    compressed = [row for name, row in rows.items() if not is_full({"method": name})]
+    return len(compressed) > 1 and max(map(len, compressed)) > 1
 
 
 def _colour(method: str) -> Any:
@@ -277,9 +286,6 @@ def _grids(cells: Sequence[Cell]) -> list[tuple[str, int]]:
     )
 
 
-def _mean(cells: Sequence[Cell], method: str, mode: str, tokens: int, name: str) -> str:
-    values = [
-        cell[name] for cell in cells
-        if cell["method"] == method and cell["tokens"] == tokens and cell["mode"] in (mode, "any") and name in cell
-    ]  # fmt: skip
+def _mean(cells: Sequence[Cell], name: str, unit: float = 1.0) -> str:
+    values = [cell[name] / unit for cell in cells if name in cell]
     return f"{statistics.fmean(values):.2f}" if values else "-"

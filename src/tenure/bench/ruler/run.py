@@ -204,17 +204,25 @@ def _cells(
 def summary(folder: Path) -> dict[str, Any]:
     """Means over the seeds, a cell for each method, mode, family, length and ratio.
 
+    ``prompts`` of a cell tells each seed's ``score`` and ``kl``: methods are compared on what all of them have played.
+
     Args:
         folder: with files of :func:`run`, or of peers in the same form.
+
+    Raises:
+        ConfigError: a file is damaged, or of tasks as they were before.
     """
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    groups: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
     for path in sorted(folder.glob("*-*-*.json")):
         found = load(path)
+        version = {"task_version": VERSIONS.get(found["family"])}
+        record.check_same(path, found.get("config", found), version, "results")
         for cell in found["cells"]:
             key = (cell["method"], cell["mode"], found["family"], found["tokens"], cell["ratio"])
-            groups.setdefault(key, []).append(cell)
+            groups.setdefault(key, {})[str(found["seed"])] = cell
     cells = []
-    for (method, mode, family, tokens, ratio), group in groups.items():
+    for (method, mode, family, tokens, ratio), prompts in groups.items():
+        group = list(prompts.values())
         cell = {
             "method": method,
             "mode": mode,
@@ -222,6 +230,10 @@ def summary(folder: Path) -> dict[str, Any]:
             "tokens": tokens,
             "ratio": ratio,
             "n": len(group),
+            "prompts": {
+                seed: {name: one[name] for name in ("score", "kl") if name in one}
+                for seed, one in prompts.items()
+            },
         }
         for name in ("score", "kl", "kv_bytes", "build_s", "prefill_s"):
             values = [one[name] for one in group if name in one]
@@ -231,34 +243,3 @@ def summary(folder: Path) -> dict[str, Any]:
             cell["stages"] = {stage: statistics.fmean(one[stage] for one in told) for stage in told[0]}
         cells.append(cell)
     return {"cells": cells}
-
-
-def _place(cell: Mapping[str, Any]) -> tuple[Any, ...]:
-    return cell["mode"], cell["family"], cell["tokens"], cell["ratio"]
-
-
-def ranks(cells: Sequence[Mapping[str, Any]], method: str = "gracekv") -> dict[str, Any]:
-    """How often a method is first and second of all in a (mode, family, length, ratio), ties shared.
-
-    Cells in which every method scores 0 rank nobody, nor do those that only this method has. ``alone`` counts those in
-    which no other is as good. Methods that have played fewer or more prompts of a cell are not held against this one.
-    """
-    prompts = {_place(cell): cell.get("n") for cell in cells if cell["method"] == method}
-    places: dict[tuple[Any, ...], dict[str, float]] = {}
-    for cell in cells:
-        key = _place(cell)
-        if cell["method"] != "full" and ":" not in cell["method"] and cell.get("n") == prompts.get(key):
-            places.setdefault(key, {})[cell["method"]] = cell["score"]
-    contested = {key: scores for key, scores in places.items() if method in scores and len(scores) > 1}
-    counted = {key: scores for key, scores in contested.items() if max(scores.values()) > 0}
-    better = {key: sum(one > scores[method] for one in scores.values()) for key, scores in counted.items()}
-    level = {key: sum(one >= scores[method] for one in scores.values()) for key, scores in counted.items()}
-    return {
-        "method": method,
-        "cells": len(counted),
-        "first": sum(count == 0 for count in better.values()),
-        "alone": sum(count == 1 for count in level.values()),
-        "second": sum(count == 1 for count in better.values()),
-        "lost": [list(key) for key, count in better.items() if count > 1],
-        "empty": len(contested) - len(counted),
-    }

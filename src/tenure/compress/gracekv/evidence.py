@@ -173,8 +173,8 @@ def _mean(values: Tensor, where: Tensor) -> Tensor:
 def _standing_out(context: Context) -> Tensor:
     """About 1 for the usual token, up to 16 for one whose keys are unlike all others, ``[L, G, T]``.
 
-    KeyDiff's score in standard deviations of a head, for one half the head's own, for the other the mean of all heads; one
-    more than that, squared (our choice: ``docs/LOG.md`` has what else was tried).
+    KeyDiff's score in standard deviations of a head, for one half the head's own, for the other the mean of all heads;
+    one more than that, squared (our choice: ``docs/LOG.md`` has what else was tried).
     """
     score = KeyDiff().score(context)
     score = (score - score.mean(-1, keepdim=True)) / (score.std(-1, keepdim=True) + 1e-6)
