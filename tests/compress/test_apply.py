@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import psutil
 import pytest
 import torch
 
@@ -11,6 +12,7 @@ from tenure import Plan, Step
 from tenure.compress import make_compressor
 from tenure.compress.base import best, spread, take
 from tenure.errors import ConfigError, TenureError
+from tenure.heap import _trim
 from tests.chats import chat_engine
 from tests.conftest import random_ids, stock_logits
 from tests.oracles import check_ledger
@@ -416,3 +418,84 @@ def test_a_tiny_budget_keeps_a_row_for_the_newest_token(engine):
         session.compress((4, 7), ratio=1.2, method="keydiff", recent=0)
     session.append_ids(random_ids(10, 2))
     assert int(session.memory.ledger.logical[:, : session.memory.ledger.rows].max()) == 16
+
+
+def test_what_changes_nothing_makes_no_room_either(engine):
+    """Room for what a method reads doubles the slab of a session without a budget: taken once there is work to do."""
+    session = filled(engine, 128)
+    before = session.stats().kv_bytes, session.memory.ledger.rows
+    for options in ({"budget": 10**9}, {"ratio": 1}, {"span": [], "ratio": 4}):
+        assert session.compress(**options).entries == 0
+    for options in ({"span": "no such"}, {"span": (0, 5), "ratio": 4, "budget": 3}):
+        with pytest.raises(TenureError):
+            session.compress(**{"ratio": 4, **options})
+    assert (session.stats().kv_bytes, session.memory.ledger.rows) == before
+    check_ledger(session)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"ratio": "4"}, "ratio: '4' is no number"),
+        ({"ratio": float("nan")}, "ratio: nan is no number"),
+        ({"budget": 2.5}, "budget: 2.5 is no whole number"),
+        ({"budget": True}, "budget: True is no whole number"),
+        ({"ratio": 4, "span": (50, 10)}, r"span: \(50, 10\) holds none of 90 tokens"),
+        ({"ratio": 4, "span": (-5, 10)}, r"span: \(-5, 10\) holds none"),
+        ({"ratio": 4, "span": (90, 95)}, r"span: \(90, 95\) holds none"),
+        ({"ratio": 4, "question": [10**9]}, "question: token ids must be in"),
+        ({"ratio": 4, "question": ["a"]}, "question: .*Give whole numbers"),
+        ({"ratio": 4, "question": "words"}, "question: the engine has no tokenizer"),
+        ({"ratio": 4, "method": make_compressor("keydiff"), "options": {"a": 1}},
+         "options: keydiff was made already"),
+        ({"ratio": 4, "options": {"floor": "abc"}}, "gracekv, floor: 'abc' is not a number"),
+        ({"ratio": 4, "options": {"repeat": None}}, "gracekv, repeat: None is not a number"),
+        ({"ratio": 4, "options": {"trees": "no"}}, "gracekv, trees: 'no' is not true or false"),
+        ({"ratio": 4, "method": "snapkv", "options": {"window": 1.5}}, "snapkv, window: 1.5 is not a whole number"),
+        ({"ratio": 4, "method": "cake", "options": {"tau1": 0}}, "tau1: 0 is not above 0"),
+        ({"ratio": 4, "method": "snapvk"}, "Did you mean 'snapkv'"),
+    ],
+)  # fmt: skip
+def test_wrong_values_are_named_and_change_nothing(engine, options, text):
+    session = filled(engine)
+    want = answer(session)
+    with pytest.raises(ConfigError, match=text):
+        session.compress(**options)
+    assert torch.equal(answer(session), want)
+    assert session.compress(ratio=4).entries > 0
+
+
+def test_compressing_twice_leaves_entries_as_they_are(engine):
+    session = filled(engine)
+    first = session.compress(ratio=2, method="keydiff")
+    segment = session.memory.frozen.segments[0]
+    again = session.compress(ratio=8, method="keydiff")
+    assert session.memory.frozen.segments[0] is segment
+    assert session.memory.frozen.entries == first.entries + again.entries
+    check_ledger(session)
+
+
+@pytest.mark.skipif(_trim() is None, reason="no GNU C library")
+@pytest.mark.parametrize("method", ["gracekv", "keydiff"])
+def test_the_memory_of_the_process_falls_by_what_is_told(engines, method):
+    engine = engines(
+        "qwen2",
+        layers=4,
+        hidden_size=256,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        max_position_embeddings=8192,
+    )
+    session = engine.session(policy="full", chunk=512)
+    for seed in range(4):
+        session.append_ids(random_ids(1000, seed))
+    session.fork().compress(
+        ratio=8, method=method
+    )  # what the libraries keep from their first use is not the cache's
+    engine.heap.give_back()
+    process, told = psutil.Process(), session.stats().kv_bytes
+    before = process.memory_info().rss
+    session.compress(ratio=8, method=method)
+    fell = told - session.stats().kv_bytes
+    assert fell > 30e6
+    assert before - process.memory_info().rss > 0.9 * fell

@@ -9,7 +9,7 @@ from tenure import Plan, Step
 from tenure.compress.apply import compress
 from tenure.compress.probes import Recorder
 from tenure.config import SessionConfig
-from tenure.errors import ConfigError
+from tenure.errors import ConfigError, TenureError
 from tenure.pins import stays
 from tenure.reads import needed
 from tests.chats import chat_engine
@@ -91,6 +91,59 @@ def test_a_turn_begins_where_the_one_before_was_answered(engine):
         one.stop <= stop for one, stop in zip(session.memory.frozen.segments, (first, second), strict=True)
     ]
     check_ledger(session)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_turn_that_is_answered_anew_is_no_other_turn(engine, monkeypatch, again):
+    """A client that sends all of it every time, and once the same for another answer."""
+    seen = []
+    from tenure.compress import apply
+
+    def spy(session, span, **options):
+        seen.append((span, options["delayed"] is not None))
+        return compress(session, span, **options)
+
+    monkeypatch.setattr(apply, "compress", spy)
+    session = engine.session(policy="full", chunk=64, compress="keydiff", compress_ratio=4)
+    messages, starts = [], []
+    for number in range(4):
+        starts.append(len(session) + session.memory.waiting)
+        messages.append({"role": "user", "content": TEXT})
+        for _ in range(2 if again and number == 1 else 1):
+            session.sync(messages)
+            text = "".join(session.generate(max_tokens=3))
+        messages.append({"role": "assistant", "content": text})
+        check_ledger(session)
+    assert [stop for (_, stop), _ in seen] == [pytest.approx(start, abs=8) for start in starts[1:3]]
+    assert all(delayed for _, delayed in seen)
+
+
+def test_an_edited_turn_does_not_compress_what_it_follows(engine):
+    session = engine.session(policy="full", chunk=64, compress="keydiff", compress_ratio=4)
+    messages, starts = [], []
+    for _ in range(3):
+        starts.append(len(session) + session.memory.waiting)
+        messages.append({"role": "user", "content": TEXT})
+        session.sync(messages)
+        messages.append({"role": "assistant", "content": "".join(session.generate(max_tokens=3))})
+    session.sync([*messages[:4], {"role": "user", "content": "another " + TEXT}])
+    assert all(one.stop <= starts[1] for one in session.memory.frozen.segments)
+    list(session.generate(max_tokens=3))
+    session.sync([*messages[:2], {"role": "user", "content": "again another " + TEXT}])
+    assert all(one.stop <= starts[1] for one in session.memory.frozen.segments)
+    check_ledger(session)
+
+
+def test_a_refused_name_compresses_nothing(engine):
+    session = engine.session(policy="full", chunk=64, compress="keydiff", compress_ratio=4)
+    for _ in range(2):
+        session.ask(TEXT, max_tokens=3)
+    taken, before = session.memory.ledger.spans[0].id, len(session)
+    with pytest.raises(TenureError, match=taken):
+        session.append({"role": "user", "content": "x", "span": taken})
+    assert (session.memory.frozen.entries, len(session)) == (0, before)
+    session.append({"role": "user", "content": "x"})
+    assert session.memory.frozen.entries > 0
 
 
 def test_a_forward_that_was_interrupted_is_no_evidence(engine, monkeypatch):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from tenure.compress import METHODS, make_compressor
 from tenure.compress.adakv import shared
+from tenure.compress.apply import look
 from tenure.compress.base import standing, take
 from tenure.compress.expected import _mean_rotation
+from tenure.compress.gracekv.evidence import _readings, _standing_out
 from tenure.compress.twinkv import repair
 from tenure.errors import ConfigError
-from tests.compress.test_apply import answer, heads
+from tests.compress.test_apply import answer, filled, heads
 from tests.conftest import random_ids
 from tests.oracles import check_ledger
 
@@ -197,3 +201,53 @@ def test_worth_keeps_each_heads_share():
             kept = worth[layer, head] > 0.5
             assert int(kept.sum()) == int(quota[layer, head]) // 2
             assert score[layer, head][kept].min() >= score[layer, head][~kept].max()
+
+
+def test_of_probes_the_last_one_always_stays(context):
+    context, _ = context
+    probes = context.reader.tail(20)
+    for most in (1, 2, 7, 20):
+        few = probes.every(most)
+        assert len(few) == most
+        assert int(few.position[-1]) == int(probes.position[-1])
+
+
+def test_a_short_chunk_looks_at_the_end_of_a_long_question(engines):
+    session = filled(engines("qwen2"), 100, policy="recency", budget=400, chunk=16)
+    question = random_ids(40, 3)
+    context = look(session, question=question)
+    probes = make_compressor("snapkv").probes(context)
+    want = context.reader.behind(question[-16:])
+    assert len(probes) == 16
+    torch.testing.assert_close(probes.raw, want.raw)
+
+
+@pytest.mark.parametrize("limit", [20, 60, 300, 1024])
+def test_all_of_a_stretch_is_read_again_however_short_the_readings(limit):
+    stretches = [(0, 128), (200, 216), (300, 428), (500, 501)]
+    found = _readings(stretches, limit)
+    assert all(sum(stop - start + 8 for start, stop in group) <= limit for group in found)
+    parts = [part for group in found for part in group]
+    assert [token for part in parts for token in range(*part)] == [
+        token for stretch in stretches for token in range(*stretch)
+    ]
+    assert (len(found) == 1) == (limit == 1024)
+    with pytest.raises(ConfigError, match=r"chunk: 8 tokens are left.*9 are the least"):
+        _readings(stretches, 8)
+
+
+def test_what_stands_out_is_needed_more_and_most_in_its_own_head():
+    generator = torch.Generator().manual_seed(0)
+    keys = torch.randn(2, 2, 60, 8, generator=generator) * 0.1 + 1
+    keys[1, 0, 7] = -1  # unlike all others, in one head
+    keys[:, :, 30] = -1  # in every head
+    context = SimpleNamespace(rotated=keys, shape=(2, 2, 60), logical=torch.arange(60)[None])
+    need = _standing_out(context)
+    assert need.shape == (2, 2, 60)
+    assert need[:, :, 30].min() == 16
+    assert need[1, 0, 7] > need[1, 1, 7] > need.median()
+    assert need.min() >= 0
+    apart = _standing_out(
+        SimpleNamespace(rotated=keys, shape=(2, 2, 60), logical=torch.arange(60).expand(2, 60))
+    )
+    assert apart[0, 0, 7] < need[0, 0, 7]  # layers that hold other tokens say nothing of each other

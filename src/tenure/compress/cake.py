@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tenure.compress.base import Context, spread
 from tenure.compress.snapkv import SnapKV, moments, pooled
+from tenure.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,12 @@ class Cake(SnapKV):
     tau2: float = 1.0
     name: ClassVar[str] = "cake"
     paper: ClassVar[str] = "CAKE, arXiv 2503.12491"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for option, value in (("tau1", self.tau1), ("tau2", self.tau2)):
+            if value <= 0:
+                raise ConfigError(f"{value} is not above 0", option=option, way_out="Give 1, for example")
 
     def _look(self, context: Context) -> tuple[Tensor, Tensor]:
         scores, weights = [], []
