@@ -43,6 +43,7 @@ ABLATIONS: tuple[str, ...] = (
     "gracekv:hops=2",
     "gracekv:pool=1",
     "gracekv:repeat=0.0",
+    "gracekv:repeat=0.05",
     "gracekv:guess=false",
     "gracekv:pooled=true",
     'gracekv:apart="split"',
