@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tenure import Plan, Step
+from tenure.errors import ConfigError
 from tenure.reads import spare
 from tenure.tiers.record import SpanRecord
 from tests.chats import chat_engine
@@ -436,4 +437,43 @@ def test_a_compressed_span_returns_to_a_session_without_a_budget(engines):
     assert session.explain("a").resident == 1
     check_ledger(session)
     session.append_ids(random_ids(30, 9))
+    check_ledger(session)
+
+
+def test_what_made_room_is_in_the_log_of_evictions(engines):
+    session = engines("qwen2").session(**OPTIONS, policy="recency", archive=Shelf())
+    for seed, name in enumerate("abcdef"):
+        session.append_ids(random_ids(20, seed), span=name)
+    pages = len(session.evictions())
+    assert session.fetch(["a"]) == ["a"]
+    noted = session.evictions()[pages:]
+    assert {one.reason for one in noted} == {"room"}
+    assert "a" not in {one.span for one in noted}, "what was left of it is not lost"
+    told = sum(session.explain(name).evicted.get("room", 0) for name in "bcdef")
+    assert sum(one.tokens * one.layers for one in noted) * session.memory.ledger.groups == pytest.approx(told)
+    for wrong in ("a", None, 5):
+        with pytest.raises(ConfigError, match=r"span_ids: .* is no list of ids"):
+            session.fetch(wrong)
+
+
+def test_a_rollback_while_a_store_rests_loses_no_span_that_is_here(engines):
+    class Resting(Shelf):
+        rests = False
+
+        def get(self, span_id):
+            return None if self.rests else super().get(span_id)
+
+    session = engines("qwen2").session(**OPTIONS, policy="recency", archive=Resting())
+    session.append_ids(random_ids(20, 1), span="a")
+    stop = len(session)
+    session.append_ids(random_ids(10, 2), span="b")
+    session.memory.capture_new()
+    archive = session.memory.archive
+    archive.rests = True
+    session.keep_first(stop)
+    archive.rests = False
+    for seed in range(6):
+        session.append_ids(random_ids(20, 3 + seed))
+    assert session.explain("a").resident < 1
+    assert session.fetch(["a"]) == ["a"]
     check_ledger(session)

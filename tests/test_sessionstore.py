@@ -388,3 +388,15 @@ def test_a_folder_that_cannot_be_written(engines, tmp_path):
     with pytest.raises(SaveError, match="could not be written"):
         session.save(tmp_path / "file" / "session")
     assert Path(tmp_path / "file").read_text() == ""
+
+
+@pytest.mark.parametrize("path", ["a\0b", "\ud800", None, 5])
+def test_what_cannot_be_a_path_is_refused_by_name(engines, path):
+    engine = engines("qwen2")
+    session = engine.session(budget=64, chunk=32)
+    session.append_ids([20, 21, 22])
+    with pytest.raises(ConfigError, match="path: "):
+        session.save(path)
+    with pytest.raises(ConfigError, match="path: "):
+        engine.restore(path)
+    assert session.feed([23]).isfinite().all()

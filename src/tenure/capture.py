@@ -87,15 +87,17 @@ class Capture:
         if count == ledger.length:
             return
         spans = ledger.spans
-        last = spans.index_at(count - 1) if count else -1
+        last, upto = spans.index_at(count - 1) if count else -1, count
         if last == len(spans) - 1:
             self._parts = [part.first(count - part.start) for part in self._parts if part.start < count]
         else:
             record = self.archive.get(spans[last].id) if count else None
             self._parts = [] if record is None else [record.first(count - record.start)]
+            if count and record is None and ledger.resident(spans[last]) == 1.0:
+                upto = spans[last].start  # its store gives no answer, and all of it is here
         # The last span that stays is open again: what comes may add to it.
         self.archive.forget([spans[number].id for number in range(max(0, last), len(spans))])
-        self.upto = count
+        self.upto = upto
 
     def fork(self) -> Capture:
         """For a fork of the session."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -55,8 +55,9 @@ class EngineConfig:
                 "int8 runs on the fused executor only", option="weights", way_out="Use executor 'auto'"
             )
         _one_of("rotate", self.rotate, ("copy", "read"))
+        if isinstance(self.tiers, Iterable) and not isinstance(self.tiers, str):
+            object.__setattr__(self, "tiers", tuple(self.tiers))  # first, for those that can be read once
         parse_tiers(self.tiers)
-        object.__setattr__(self, "tiers", tuple(self.tiers))
         _whole("threads", self.threads, optional=True)
         if self.threads is not None and self.threads < 1:
             raise ConfigError(

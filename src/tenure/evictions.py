@@ -126,7 +126,15 @@ class EvictionLog:
         self._samples = [(at, torch.tensor(counts, dtype=torch.float64)) for at, counts in state["samples"]]
         self._every, self._skipped = state["every"], state["skipped"]
 
-    def record(self, view: View, index: Tensor, score: Tensor, reasons: Mapping[int, str] | str) -> None:
+    def record(
+        self,
+        view: View,
+        index: Tensor,
+        score: Tensor,
+        reasons: Mapping[int, str] | str,
+        *,
+        replaced: Tensor | None = None,
+    ) -> None:
         """Note an eviction before it is carried out.
 
         Args:
@@ -134,8 +142,11 @@ class EvictionLog:
             index: rows that stay ``[groups, kept]``.
             score: what it ranked by, ``[groups, rows]``.
             reasons: of the loss; a dict gives it by span number, with ``budget`` for the rest.
+            replaced: rows that go because their tokens come back in others ``[groups, rows]``.
         """
         lost = torch.ones_like(view.logical, dtype=torch.bool).scatter_(1, index, False)
+        if replaced is not None:
+            lost &= ~replaced
         self._sample(view, ~lost)
         if not bool(lost.any()):
             return

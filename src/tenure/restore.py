@@ -89,6 +89,7 @@ def _splice(
         return False
     index = select(policy, replace(view, budget=kept), leave=own)
     renumbers = ledger.renumbers
+    memory.evictions.record(view, index, policy.told(view), "room", replaced=own)
     memory.freeze(frozen)
     if memory.config.capacity is None and kept + len(span) > rows.capacity:
         memory.resize(kept + len(span))

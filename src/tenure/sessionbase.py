@@ -137,8 +137,17 @@ class SessionBase:
 
         Returns:
             Ids of the spans that came back.
+
+        Raises:
+            ConfigError: it is one text, or no list.
         """
         self._idle()
+        if isinstance(span_ids, str) or not isinstance(span_ids, Iterable):
+            raise ConfigError(
+                f"{span_ids!r} is no list of ids",
+                option="span_ids",
+                way_out="Give ['span', ...], even for one",
+            )
         return self.memory.restore(span_ids)
 
     # -- asking about itself ---------------------------------------------------------------------

@@ -8,6 +8,7 @@ replaced as a whole or not at all, so that after any crash it is the old one or 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
@@ -43,7 +44,7 @@ def save(session: Session, path: str | Path) -> int:
     name = _name(path)
     if name is not None:
         return sessiontier.write(session.engine, name, metadata, tensors)
-    path = Path(path)
+    path = _file(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_parts(path.parent)
@@ -67,7 +68,7 @@ def load(engine: Engine, path: str | Path) -> Session:
         metadata, tensors = sessiontier.read(engine, name)
         check_header(engine, metadata, str(path))
         return unpack(engine, metadata, tensors, str(path))
-    path = Path(path)
+    path = _file(path)
     if path.parent.is_dir():
         remove_parts(path.parent)
     try:
@@ -86,6 +87,21 @@ def _name(path: str | Path) -> str | None:
     """Name of a session in a tier; None for a file."""
     scheme = sessiontier.SCHEME
     return path.removeprefix(scheme) if isinstance(path, str) and path.startswith(scheme) else None
+
+
+def _file(path: str | Path) -> Path:
+    """The path of a file.
+
+    Raises:
+        ConfigError: it cannot be one.
+    """
+    try:
+        if b"\0" not in os.fsencode(path):
+            return Path(path)
+        cause = "a path has no NUL"
+    except (TypeError, UnicodeError) as error:
+        cause = str(error)
+    raise ConfigError(f"{path!r}: {cause}", option="path", way_out="Give the path of a file, or tier:NAME")
 
 
 def pack(session: Session) -> tuple[dict[str, str], dict[str, Tensor]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import numpy as np
 from torch import Tensor
@@ -26,6 +27,8 @@ SCHEME = "tier:"
 """What the place of a session in a tier begins with; the rest is its name."""
 
 _MOST = 100
+_QUOTED = 200
+"""Of the name of a file in a disk tier; with what stands around it no more than 255 may be there."""
 
 
 def write(engine: Engine, name: str, metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> int:
@@ -149,5 +152,11 @@ def _key(name: str) -> str:
             f"{name[:_MOST]!r} cannot be the name of a session",
             option="name",
             way_out=f"Give 1 to {_MOST} bytes of text without NUL",
+        )
+    if len(quote(name, safe="")) > _QUOTED:
+        raise ConfigError(
+            f"{name!r} is too long for the name of a file, in which a sign beyond ASCII takes six to twelve",
+            option="name",
+            way_out="Give a shorter name",
         )
     return SESSIONS + name

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from tenure import Engine
 from tenure.sessiontier import SCHEME
+from tenure.tiers.base import SESSIONS
+from tenure.tiers.blob import Blob
 from tenure.tiers.spec import parse_tier
-from tenure.tiers.stack import TierStack
+from tenure.tiers.stack import TierStack, open_tier
 from tests.commands.conftest import session_file, story, tenure, tiny_folder
 from tests.tiers.conftest import at
 from tests.tiers.records import record
@@ -48,6 +51,15 @@ def test_ls_stats_gc(tenure, tier, tmp_path):
         assert rows[0]["tier"] in shown, "two tiers can be told apart in a pipe"
         assert "…" not in shown
     stack.close()
+
+
+def test_names_are_shown_as_they_are(tenure, tier, tmp_path):
+    one = open_tier(parse_tier(tier))
+    for name in ("[/x]", "[red]zz"):
+        one.write(SESSIONS + name, Blob.of({"kind": "session"}, np.zeros(9, np.uint8), [9]))
+    shown = tenure("tiers", "ls", tier).stdout
+    assert "[/x]" in shown
+    assert "[red]zz" in shown
 
 
 def test_bad_tiers(tenure):

@@ -10,7 +10,7 @@ import pytest
 
 from tenure import EngineConfig
 from tenure.errors import ConfigError
-from tenure.tiers.spec import parse_tier, parse_tiers
+from tenure.tiers.spec import parse_tier, parse_tiers, shown
 
 G = 1 << 30
 
@@ -67,3 +67,37 @@ def test_one_text_is_not_a_list():
 def test_reading_options_does_not_import_torch():
     code = "import sys, tenure.config, tenure.tiers.spec; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_list_that_can_be_read_once_is_read_once():
+    assert EngineConfig(tiers=(text for text in ("host:1M",))).tiers == ("host:1M",)
+    for wrong in (None, 5):
+        with pytest.raises(ConfigError, match=r"tiers: .* is no list"):
+            EngineConfig(tiers=wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("valkey://u:se@cret@h:1/0", "valkey://h:1/0"),
+        ("valkey://h/0?password=secret", "valkey://h/0"),
+        ("valkey://h/0?password=se@cret", "valkey://***"),
+        ("rediss://u:se?cret@h", "rediss://***"),
+        ("unix://u:secret@/run/x.sock?db=1", "unix:///run/x.sock"),
+        ("disk:/a@b:1M", "disk:/a@b:1M"),
+    ],
+)
+def test_passwords_are_not_shown(text, told):
+    assert shown(text) == told
+
+
+def test_errors_show_no_password():
+    for text in ("valkey://u:secret@h?ttl=x", "valkey://h?password=secret&codec=y"):
+        with pytest.raises(ConfigError, match="valkey://h") as caught:
+            parse_tier(text)
+        assert "secret" not in str(caught.value)
+
+
+def test_host_memory_has_no_options():
+    with pytest.raises(ConfigError, match=r"host:1G\?codec=int8.*no options"):
+        parse_tier("host:1G?codec=int8")

@@ -15,9 +15,11 @@ import pytest
 
 from tenure.errors import TierError
 from tenure.tiers.archive import SpanArchive
+from tenure.tiers.codec import encode
 from tenure.tiers.record import Portable
 from tenure.tiers.spec import TierSpec
 from tenure.tiers.stack import TierStack
+from tests.tiers.conftest import at
 from tests.tiers.records import record, same
 
 SIZE = record().nbytes
@@ -502,3 +504,83 @@ def test_what_is_put_after_the_end_does_not_pile_up(stack):
         one.put(str(number), record(seed=number))
     assert counts(one)["lost"] == 4
     assert [one.get(str(number)) is None for number in range(5)] == [True] * 4 + [False]
+
+
+def test_what_is_too_large_for_a_tier_empties_none(stack, tmp_path):
+    one = stack(host=3, disk=4)
+    for seed in range(6):
+        one.put(str(seed), record(seed=seed))
+        one.flush()
+    held, below = len(one.host), files(tmp_path)
+    one.put("huge", record(tokens=900))
+    one.flush()
+    assert (len(one.host), files(tmp_path)) == (held, below)
+    assert all(one.get(str(seed)) is not None for seed in range(6))
+    assert (counts(one)["lost"], counts(one, 1)["too large"]) == (1, 1)
+    assert one.get("huge") is None
+    one.put("next", record(seed=9))
+    one.flush()
+    assert counts(one)["lost"] == 1, "the disk takes what fits"
+
+
+def test_what_a_server_has_forgotten_is_written_again(valkey_server):
+    server = valkey_server()
+    one = TierStack([TierSpec(kind="host", capacity=SIZE), at(server)], "f")
+    archive = SpanArchive(one)
+    records = {name: record(name, seed=number) for number, name in enumerate("abc")}
+    for each in records.values():
+        archive.put(each)
+    one.flush()
+    assert same(archive.get("a"), records["a"])  # in host memory now, and below
+    one.flush()
+    one.stores[0].tier.client.flushall()
+    keys, rest = archive.describe()
+    assert (set(keys), [each.span for each in rest]) == (set(), ["a"]), "the server is asked, not believed"
+    archive.put(record("d", seed=9))
+    one.flush()
+    assert same(archive.get("a"), records["a"])
+    assert archive.get("b") is None
+    one.flush()
+    assert set(archive.describe()[0]) == {"a", "d"}
+    one.close()
+
+
+def test_an_entry_that_is_about_to_expire_is_not_relied_on(valkey_server):
+    server = valkey_server()
+    one = TierStack([TierSpec(kind="host", capacity=SIZE), at(server, ttl=1000)], "f")
+    one.put("a", record())
+    one.put("b", record(seed=1))
+    one.flush()
+    client = one.stores[0].tier.client
+    assert one.durable("a")
+    client.pexpire("tenure:a", 90_000)
+    assert not one.durable("a")
+    assert one.get("a") is not None
+    one.put("c", record(seed=2))  # "a" leaves host memory again
+    one.flush()
+    assert client.pttl("tenure:a") > 900_000
+    one.close()
+
+
+def test_a_store_that_rests_does_not_hide_the_one_below(stack, tmp_path):
+    one = stack(host=1, disk=9, valkey=True)
+    kept = record()
+    one.stores[1].write("a", encode("a", kept, "fingerprint", "raw"))
+    one.expect(["a"])
+    one.stores[0].tier._sizes["a"] = 1  # as if it might be there, too
+    one.stores[0].breaker.failed("a test")
+    assert same(one.get("a"), kept)
+
+
+def test_a_folder_that_is_emptied_by_others_is_written_again(stack, tmp_path):
+    one = stack(host=1, disk=9)
+    for seed in range(2):
+        one.put(str(seed), record(seed=seed))
+        one.flush()
+    assert one.get("0") is not None
+    one.flush()
+    for path in (tmp_path / "spans").iterdir():
+        path.unlink()
+    one.put("2", record(seed=2))
+    one.flush()
+    assert "0.tier" in files(tmp_path)

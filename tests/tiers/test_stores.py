@@ -22,7 +22,7 @@ from tenure.tiers import disk
 from tenure.tiers.base import SESSIONS
 from tenure.tiers.blob import Blob, BrokenError
 from tenure.tiers.disk import DiskTier
-from tenure.tiers.spec import TierSpec
+from tenure.tiers.spec import TierSpec, parse_tier
 from tenure.tiers.store import Store
 from tenure.tiers.valkey import ValkeyTier
 from tests.tiers.conftest import at
@@ -56,7 +56,7 @@ def on_disk(tmp_path):
 
 @pytest.fixture(params=["disk", "valkey"])
 def tier(request, on_disk):
-    made = on_disk() if request.param == "disk" else ValkeyTier(TierSpec(kind="valkey"))
+    made = on_disk(capacity=8 << 20) if request.param == "disk" else ValkeyTier(TierSpec(kind="valkey"))
     yield made
     made.close()
 
@@ -440,3 +440,48 @@ def test_rests_grow_and_end(monkeypatch):
     one.worked()
     assert one.admits()
     assert one.admits()
+
+
+def test_a_broken_session_stays_for_who_wants_to_save_what_can_be_saved(on_disk):
+    tier = on_disk()
+    tier.write(SESSIONS + "a", blob(SESSIONS + "a"))
+    path = tier._path(SESSIONS + "a")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    for _ in range(2):
+        with pytest.raises(BrokenError):
+            tier.read(SESSIONS + "a")
+    assert path.read_bytes() == data
+
+
+def test_a_broken_file_that_cannot_be_removed_is_only_broken(on_disk, monkeypatch):
+    tier = on_disk()
+    for key in "ab":
+        tier.write(key, blob(key))
+    path = tier._path("a")
+    path.write_bytes(path.read_bytes()[:-1])
+
+    def refuse(self, missing_ok=False):
+        raise OSError(errno.EROFS, "read-only")
+
+    monkeypatch.setattr(type(path), "unlink", refuse)
+    with pytest.raises(BrokenError):
+        tier.read("a")
+    assert equal(tier.read("b"), blob("b"))
+
+
+@pytest.mark.parametrize("parts", [None, 3, [[-1, "x"]], [[1 << 60, "x"]], [["a", "x"]], [[1]]])
+def test_headers_that_tell_no_parts_are_broken(on_disk, parts):
+    """Whole by its digest, and yet nothing that this library would write."""
+    tier = on_disk()
+    header = {"key": "a"} if parts is None else {"key": "a", "parts": parts}
+    tier._path("a").write_bytes(Blob(header, np.empty(0, np.uint8)).prefix() + b"12345")
+    tier.expect(["a"])
+    with pytest.raises(BrokenError):
+        tier.read("a")
+
+
+def test_options_that_the_client_library_does_not_know_are_refused():
+    with pytest.raises(ConfigError, match=r"tiers: valkey://h: 'tll' is not known"):
+        ValkeyTier(parse_tier("valkey://h?tll=1d"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tenure.tiers.blob import Blob
-from tenure.tiers.spec import TierSpec
+from tenure.tiers.spec import TierSpec, shown
 
 SESSIONS = "session:"
 """What keys of saved sessions begin with: entries that a user has asked for, and no cache."""
@@ -66,8 +65,7 @@ class Tier(ABC):
     @property
     def name(self) -> str:
         """For messages and statistics, without a password."""
-        where = re.sub(r"//[^/@]*@", "//", self.spec.where)
-        return f"{self.kind}:{where}" if where else self.kind
+        return f"{self.kind}:{shown(self.spec.where)}" if self.spec.where else self.kind
 
     @property
     def temporary(self) -> bool:
@@ -102,6 +100,14 @@ class Tier(ABC):
     @abstractmethod
     def has(self, key: str) -> bool:
         """Whether an entry may be here, as far as this process knows; the store is not asked."""
+
+    def holds(self, key: str) -> bool:
+        """Whether an entry is here, and for some time to come; the store is asked.
+
+        Raises:
+            TierError: the store gave no answer.
+        """
+        return self.has(key)
 
     @abstractmethod
     def expect(self, keys: Iterable[str]) -> None:

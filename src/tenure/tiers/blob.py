@@ -39,6 +39,10 @@ class RefusedError(TierError):
     """A store answers, and does not take an entry: it is full for example. What it has it still gives."""
 
 
+class TooLargeError(TierError):
+    """An entry is larger than all of a store; the next one fits."""
+
+
 @dataclass(frozen=True)
 class Blob:
     """An entry.
@@ -105,6 +109,12 @@ def read_header(data: bytes) -> dict[str, Any]:
     if len(text) != length or _PREFIX.unpack_from(data)[2] != _digest(text):
         raise BrokenError("its header is not what was written")
     header: dict[str, Any] = json.loads(text)
+    try:
+        whole = all(length >= 0 and isinstance(digest, str) for length, digest in header["parts"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise BrokenError("its header does not tell its parts") from error
+    if not whole:
+        raise BrokenError("its header does not tell its parts")
     return header
 
 

@@ -52,11 +52,13 @@ def list_entries(tiers: _Tiers, as_json: _Json = False) -> None:
         typer.echo(json.dumps(rows))
         return
     from rich.filesize import decimal
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table("tier", "what", "name", "size", "age", box=None, pad_edge=False)
     for row in rows:
-        table.add_row(row["tier"], row["kind"], row["key"], decimal(row["bytes"]), _age(row["age_s"]))
+        cells = row["tier"], row["kind"], row["key"], decimal(row["bytes"]), _age(row["age_s"])
+        table.add_row(*(escape(cell) for cell in cells))  # names are text, whatever they look like
     table_console().print(table)
 
 

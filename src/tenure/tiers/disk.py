@@ -23,6 +23,7 @@ from tenure.tiers.blob import (
     Blob,
     BrokenError,
     RefusedError,
+    TooLargeError,
     body_length,
     check_part,
     header_length,
@@ -71,8 +72,11 @@ class DiskTier(Tier):
         """See :class:`Tier`. Saved sessions may take the whole capacity, and no more."""
         path = self._path(key)
         prefix = blob.prefix()
+        size = len(prefix) + blob.nbytes
         if key.startswith(SESSIONS):
-            self._check_sessions(key, len(prefix) + blob.nbytes)
+            self._check_sessions(key, size)
+        elif size > (self.spec.capacity or 0):
+            raise TooLargeError(f"{size:,} bytes are more than its {self.spec.capacity:,}", option=self.name)
 
         def fill(part: Path) -> None:
             with part.open("wb", buffering=0) as file:
@@ -85,7 +89,7 @@ class DiskTier(Tier):
             kind = RefusedError if error.errno in _REFUSED else TierError
             raise kind(f"{path}: {error.strerror or error}", option=self.name) from error
         with self._lock:
-            self._sizes[key] = len(prefix) + blob.nbytes
+            self._sizes[key] = size
             self._sizes.move_to_end(key)
 
     def read(self, key: str) -> Blob | None:
@@ -95,10 +99,12 @@ class DiskTier(Tier):
             with path.open("rb", buffering=0) as file:
                 known = os.fstat(file.fileno())
                 if self._expired(key, time.time() - known.st_mtime):
-                    self.delete([key])
+                    self._clear(key)
                     return None
                 prefix = file.read(PREFIX_BYTES)
                 header = read_header(prefix + file.read(header_length(prefix)))
+                if file.tell() + body_length(header) != known.st_size:
+                    raise BrokenError("its parts are not as long as its header tells")
                 body = np.empty(body_length(header), np.uint8)
                 blob = Blob(header, body)
                 for number, (start, stop) in enumerate(blob.ranges):
@@ -112,7 +118,10 @@ class DiskTier(Tier):
         except OSError as error:
             raise TierError(f"{path}: {error.strerror or error}", option=self.name) from error
         except BrokenError:
-            self.delete([key])
+            if not key.startswith(
+                SESSIONS
+            ):  # somebody may still read something off what was asked to be kept
+                self._clear(key)
             raise
         with self._lock:
             self._sizes.setdefault(key, known.st_size)
@@ -132,6 +141,17 @@ class DiskTier(Tier):
         """See :class:`Tier`."""
         with self._lock:
             return key in self._sizes
+
+    def holds(self, key: str) -> bool:
+        """See :class:`Tier`."""
+        try:
+            self._path(key).stat()
+        except FileNotFoundError:
+            self._lose(key)
+            return False
+        except OSError as error:
+            raise TierError(f"{key}: {error.strerror or error}", option=self.name) from error
+        return True
 
     def expect(self, keys: Iterable[str]) -> None:
         """See :class:`Tier`."""
@@ -200,6 +220,11 @@ class DiskTier(Tier):
                 f"{held:,} bytes of saved sessions and {size:,} more pass its {self.spec.capacity:,}",
                 option=self.name,
             )
+
+    def _clear(self, key: str) -> None:
+        """Remove what nobody can use; what cannot be removed is only forgotten."""
+        with suppress(TierError):
+            self.delete([key])
 
     def _lose(self, key: str) -> None:
         with self._lock:

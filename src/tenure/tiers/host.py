@@ -35,12 +35,14 @@ class HostTier:
         """Take a record.
 
         Returns:
-            Those that had to leave for it, the least recently used first; the record itself if it is too large.
+            Those that had to leave for it, the least recently used first; the record alone if it is too large.
         """
         capacity = self.spec.capacity or 0
         left = []
         with self._lock:
             self._pop(key)
+            if record.nbytes > capacity:
+                return [(key, record)]
             self._records[key] = record
             self.nbytes += record.nbytes
             while self.nbytes > capacity:

@@ -57,7 +57,11 @@ def parse_tiers(texts: Iterable[str]) -> tuple[TierSpec, ...]:
         ConfigError: names the text at fault.
     """
     if isinstance(texts, str):
-        raise ConfigError(f"{texts!r} is one text", option="tiers", way_out="Give a list of tiers")
+        raise ConfigError(f"{shown(texts)!r} is one text", option="tiers", way_out="Give a list of tiers")
+    if not isinstance(texts, Iterable):
+        raise ConfigError(
+            f"{texts!r} is no list", option="tiers", way_out="Give a list of tiers, () for none"
+        )
     specs = [parse_tier(text) for text in texts]
     if not specs:
         return ()
@@ -87,18 +91,24 @@ def parse_tier(text: str) -> TierSpec:
     codec = options.pop("codec", "raw").replace(" ", "+")  # what a plus sign means in the query of a URL
     if codec not in CODECS:
         raise ConfigError(
-            f"{text!r}: codec {codec!r} is not known", option="tiers", way_out=f"Known: {', '.join(CODECS)}"
+            f"{shown(text)!r}: codec {codec!r} is not known",
+            option="tiers",
+            way_out=f"Known: {', '.join(CODECS)}",
         )
     if codec.endswith("zstd") and find_spec("zstandard") is None:
         raise ConfigError(
-            f"{text!r}: the codec {codec} needs the package zstandard",
+            f"{shown(text)!r}: the codec {codec} needs the package zstandard",
             option="tiers",
             way_out="pip install 'tenure[tiers]', or give codec=raw",
         )
     spec = _place(text, place, options)
+    if spec.kind == "host" and query:
+        raise ConfigError(
+            f"{shown(text)!r}: host memory has no options", option="tiers", way_out="Give host:SIZE alone"
+        )
     if spec.kind != "valkey" and options:
         raise ConfigError(
-            f"{text!r}: {next(iter(options))!r} is not known",
+            f"{shown(text)!r}: {next(iter(options))!r} is not known",
             option="tiers",
             way_out="Known: ttl, timeout, codec",
         )
@@ -110,6 +120,17 @@ def parse_tier(text: str) -> TierSpec:
         timeout=spec.timeout if timeout is None else _seconds(text, timeout),
         codec=codec,
     )
+
+
+def shown(text: str) -> str:
+    """A tier's text without the user, the password and the options of a URL: for messages and statistics."""
+    scheme, mark, rest = text.partition("://")
+    if not mark:
+        return text
+    place, _, options = rest.partition("?")
+    if "@" in options and "@" not in place:  # a question mark in a password, or an at sign in an option
+        return f"{scheme}://***"
+    return f"{scheme}://{place.rpartition('@')[2]}"
 
 
 def _place(text: str, place: str, options: dict[str, str]) -> TierSpec:
@@ -124,10 +145,10 @@ def _place(text: str, place: str, options: dict[str, str]) -> TierSpec:
     if kind == "disk" and rest:
         path, _, size = rest.rpartition(":")
         if not path or not re.fullmatch(r"[\d.]+\s*[KMGT]?i?B?", size, re.IGNORECASE):
-            raise ConfigError(f"{text!r} has no size", option="tiers", way_out="Give disk:PATH:SIZE")
+            raise ConfigError(f"{shown(text)!r} has no size", option="tiers", way_out="Give disk:PATH:SIZE")
         folder = str(Path(path).expanduser().absolute())
         return TierSpec(kind="disk", where=folder, capacity=_size(text, size), ttl=7 * _TIMES["d"])
-    raise ConfigError(f"{text!r} is no tier", option="tiers", way_out=_WAY_OUT)
+    raise ConfigError(f"{shown(text)!r} is no tier", option="tiers", way_out=_WAY_OUT)
 
 
 def _size(text: str, size: str) -> int:
@@ -135,7 +156,9 @@ def _size(text: str, size: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", size.strip(), re.IGNORECASE)
     count = float(match[1]) * _UNITS[match[2].upper()] if match else 0.0
     if not 1 <= count <= _LARGEST:
-        raise ConfigError(f"{text!r}: {size!r} is no size", option="tiers", way_out="Give 512MiB or 10GiB")
+        raise ConfigError(
+            f"{shown(text)!r}: {size!r} is no size", option="tiers", way_out="Give 512MiB or 10GiB"
+        )
     return int(count)
 
 
@@ -144,6 +167,6 @@ def _seconds(text: str, time: str) -> float:
     length = float(match[1]) * _TIMES[match[2].lower() or "s"] if match else 0.0
     if not 0 < length <= _LONGEST:
         raise ConfigError(
-            f"{text!r}: {time!r} is no time", option="tiers", way_out="Give 0.5s, 30m, 12h or 7d"
+            f"{shown(text)!r}: {time!r} is no time", option="tiers", way_out="Give 0.5s, 30m, 12h or 7d"
         )
     return length

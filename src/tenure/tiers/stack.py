@@ -158,8 +158,8 @@ class TierStack:
         return any(store.tier.has(key) for store in self.stores)
 
     def durable(self, key: str) -> bool:
-        """Whether a store that outlives this process has the record."""
-        return any(store.tier.has(key) for store in self.stores if not store.tier.temporary)
+        """Whether a store that outlives this process has the record; they are asked."""
+        return any(store.holds(key) for store in self.stores if not store.tier.temporary)
 
     def place(self, key: str) -> str | None:
         """Kind of the tier that a record is in, as far as this process knows; None if it is lost."""
@@ -259,7 +259,10 @@ class TierStack:
         with self._lock:
             if read and key not in self._coming:
                 return
-            left = [old for old, gone in self.host.put(key, record) if self._demoted(old, gone)]
+            gone = self.host.put(key, record)
+            if read:  # one that is too large was read off a store just now
+                gone = [one for one in gone if one[0] != key]
+            left = [old for old, one in gone if self._demoted(old, one)]
         for old in left:
             if self.stores[0].later(partial(self._write, old)) is None:  # it is closed
                 with self._lock:
@@ -267,24 +270,25 @@ class TierStack:
                 self.counters.add("lost")
 
     def _demoted(self, key: str, record: SpanRecord) -> bool:
-        """Whether a record that left host memory has to be written, and waits for that."""
+        """Whether a record that left host memory waits to be written, unless a store turns out to have it."""
         self.host.counters.add("demoted")
-        if self.stored(key):
-            return False
         waiting = sum(one.nbytes for one in self._leaving.values())
         if not self.stores or (waiting and waiting + record.nbytes > _ON_THE_WAY):
-            self.counters.add("lost")
+            if not self.stored(key):
+                self.counters.add("lost")
             return False
         self._leaving[key] = record
         return True
 
     def _write(self, key: str) -> None:
-        """Write a record that left host memory to the first store that takes it."""
+        """Write a record that left host memory to the first store that takes it, if none has it."""
         with self._lock:
             record = self._leaving.get(key)
         if record is None:
             return  # nobody knows it any more
-        done = any(self._written(store, key, record) for store in self.stores)
+        done = any(store.holds(key) for store in self.stores) or any(
+            self._written(store, key, record) for store in self.stores
+        )
         with self._lock:
             self._leaving.pop(key, None)
         if not done:
@@ -310,7 +314,7 @@ class TierStack:
         for number, store in enumerate(self.stores):
             for key in store.tier.overflow():
                 below = self.stores[number + 1 : number + 2]
-                blob = store.read(key) if below and not below[0].tier.has(key) else None
+                blob = store.read(key) if below and not below[0].holds(key) else None
                 moved = blob is not None and below[0].write(key, blob)
                 if store.delete([key]):
                     store.tier.counters.add("demoted" if moved else "evicted")
@@ -338,8 +342,8 @@ class TierStack:
             coming = self._coming.get(key)
             if coming is not None:
                 return coming
-            first = next((store for store in self.stores if store.tier.has(key)), None)
-            if first is None or first.breaker.resting:
+            first = next((store for store in self.stores if self._may_have(store, key)), None)
+            if first is None:
                 return None
             future = first.reading(partial(self._read, key, stay))
             if future is None:
@@ -357,7 +361,7 @@ class TierStack:
 
     def _read(self, key: str, stay: bool) -> SpanRecord | None:
         for store in self.stores:
-            if not store.tier.has(key):
+            if not self._may_have(store, key):
                 continue
             blob = store.read(key)
             record = None if blob is None else self._decode(store, key, blob)
@@ -367,6 +371,10 @@ class TierStack:
                     self._admit(key, record, read=True)
                 return record
         return None
+
+    @staticmethod
+    def _may_have(store: Store, key: str) -> bool:
+        return store.tier.has(key) and not store.breaker.resting
 
     def _decode(self, store: Store, key: str, blob: Blob) -> SpanRecord | None:
         try:

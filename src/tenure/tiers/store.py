@@ -15,7 +15,7 @@ from typing import TypeVar
 from tenure.errors import TierError
 from tenure.kernels.threads import compute_alone
 from tenure.tiers.base import Tier
-from tenure.tiers.blob import Blob, BrokenError, RefusedError
+from tenure.tiers.blob import Blob, BrokenError, RefusedError, TooLargeError
 from tenure.tiers.breaker import Breaker
 from tenure.tiers.disk import DiskTier
 
@@ -66,6 +66,13 @@ class Store:
         """Remove entries, in this thread. False where the store was not asked or gave no answer."""
         return bool(self._ask("delete", lambda: (self.tier.delete(keys), True)[1]))
 
+    def holds(self, key: str) -> bool:
+        """Whether an entry is here, in this thread; as far as this process knows where the store gives no answer."""
+        if not self.tier.has(key):
+            return False
+        answer = self._ask("look", lambda: self.tier.holds(key))
+        return self.tier.has(key) if answer is None else answer
+
     def later(self, work: Callable[[], None]) -> Future[None] | None:
         """Have the writing thread do something; None if there is none any more."""
         return self._submit(self._writer, work)
@@ -112,6 +119,9 @@ class Store:
         except BrokenError:
             counters.add("broken")
             return None
+        except TooLargeError:
+            counters.add("too large")
+            answer = None
         except RefusedError as error:
             counters.add(f"{what} errors")
             self._room.failed(error.cause)

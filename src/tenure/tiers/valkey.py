@@ -23,12 +23,14 @@ import numpy as np
 from tenure.errors import ConfigError, TierError
 from tenure.tiers.base import Entry, Tier
 from tenure.tiers.blob import Blob, BrokenError, RefusedError, body_length, check_part, read_header
-from tenure.tiers.spec import TierSpec
+from tenure.tiers.spec import TierSpec, shown
 
 _PREFIX = "tenure:"
 _DAY = 86400.0
 _FRESH = 60.0
 """Seconds that a part may wait for its manifest."""
+_SOON = 0.1
+"""Share of its time to live that an entry must have left to be relied on."""
 _CONNECTIONS = 32
 """More than there are threads that ask."""
 _DROP = """
@@ -67,7 +69,15 @@ class ValkeyTier(Tier):
             )
         except ValueError as error:
             raise ConfigError(
-                f"{spec.where}: {error}", option="tiers", way_out="Give valkey://host:port/db"
+                f"{shown(spec.where)}: {error}", option="tiers", way_out="Give valkey://host:port/db"
+            ) from error
+        try:
+            self._pool.connection_class(**self._pool.connection_kwargs)
+        except TypeError as error:
+            raise ConfigError(
+                f"{shown(spec.where)}: {str(error).rpartition(' ')[2]} is not known",
+                option="tiers",
+                way_out="Known: ttl, timeout, codec, and what valkey-py takes in a URL",
             ) from error
         self.client = self._valkey.Valkey(connection_pool=self._pool)
         self._known: set[str] = set()
@@ -123,6 +133,8 @@ class ValkeyTier(Tier):
             names = list(map(str, header["names"]))
             parts = [np.frombuffer(part, np.uint8) for part in self._parts(names) if part is not None]
             if len(parts) == len(names):
+                if sum(part.nbytes for part in parts) != body_length(header):
+                    raise BrokenError("its parts are not as long as its header tells")
                 blob = Blob(header, np.empty(body_length(header), np.uint8))
                 for number, ((start, stop), part) in enumerate(zip(blob.ranges, parts, strict=True)):
                     check_part(header, number, part)
@@ -146,6 +158,14 @@ class ValkeyTier(Tier):
         """See :class:`Tier`."""
         with self._lock:
             return key in self._known
+
+    def holds(self, key: str) -> bool:
+        """See :class:`Tier`: the server may have been emptied, or have let it expire or go for room."""
+        with self._talk() as client:
+            left = client.pttl(_PREFIX + key)  # -1: for ever, -2: it is not there
+        if left == -2:
+            self._lose(key)
+        return bool(left == -1 or left > _SOON * 1000 * (self.spec.ttl or _DAY))
 
     def expect(self, keys: Iterable[str]) -> None:
         """See :class:`Tier`."""
