@@ -43,6 +43,10 @@ def client(live):
 
 def test_models(client):
     assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").id == "tiny"
+    for name in ("other", "an/other"):
+        with pytest.raises(openai.NotFoundError, match=f"'{name}' is not served; this server has 'tiny'"):
+            client.models.retrieve(name)
 
 
 def test_chat_and_its_stream(client):

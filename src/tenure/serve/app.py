@@ -32,7 +32,7 @@ from tenure.serve.openapi import document
 from tenure.serve.page import page_router
 from tenure.serve.parking import FileParking, Parking
 from tenure.serve.responded import Responded
-from tenure.serve.routes import server_of
+from tenure.serve.routes import check_model, server_of
 from tenure.serve.runner import Runner
 from tenure.serve.seen import memory_router, watch_router
 from tenure.serve.store import Store
@@ -127,10 +127,16 @@ def create_app(
         body = {"status": "ok" if alive else "failed", "version": __version__}
         return JSONResponse(body, 200 if alive else 503)
 
+    card = {"id": engine.name, "object": "model", "created": int(server.started), "owned_by": "tenure"}
+
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        card = {"id": engine.name, "object": "model", "created": int(server.started), "owned_by": "tenure"}
         return {"object": "list", "data": [card]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        check_model(server, name)
+        return card
 
     app.include_router(completions.router)
     app.include_router(responses.router)

@@ -31,4 +31,9 @@ def check_model(server: Server, name: str) -> None:
         ApiError: 404.
     """
     if name != server.engine.name:
-        raise ApiError(404, "model_not_found", f"this server has {server.engine.name}", param="model")
+        raise ApiError(
+            404,
+            "model_not_found",
+            f"{name[:200]!r} is not served; this server has {server.engine.name!r}",
+            param="model",
+        )

@@ -37,7 +37,8 @@ class Starter:
         if place.held is not None and place.how == "continued" and place.held.busy:
             return False
         if job.n > store.slots:
-            raise ApiError(400, "invalid_value", f"n may be {store.slots} at most", param="n")
+            cause = f"n may be {store.slots} at most: so many sessions fit (--resident, --session-memory)"
+            raise ApiError(400, "invalid_value", cause, param="n")
         if place.how == "branched" and (job.n >= store.slots or time.monotonic() > job.deadline):
             place = Place("new", None, 0)  # beside the session that it would branch from there is no room
         held = self._session_for(job, place)
