@@ -13,7 +13,7 @@ import torch
 from tenure.bench.report import write
 from tenure.bench.ruler import peers
 from tenure.bench.ruler.command import table
-from tenure.bench.ruler.compare import on_shared_prompts, ranks
+from tenure.bench.ruler.compare import of_all_families, on_shared_prompts, ranks
 from tenure.bench.ruler.play import Grid, Variant, read
 from tenure.bench.ruler.run import Settings, run, summary
 from tenure.bench.ruler.tasks import FAMILIES, encode, make
@@ -241,6 +241,15 @@ def test_tables_are_over_the_prompts_that_all_have_played():
         ("gracekv", 2.0): (0.8, 1), ("kvzip", 2.0): (0.5, 1), ("full", 2.0): (0.9, 1),
         ("gracekv", 4.0): (0.2, 2), ("full", 4.0): (0.95, 2),
     }  # fmt: skip
+
+
+def test_a_ratio_that_some_families_lack_has_no_mean():
+    cells = [
+        cell("gracekv", [1.0], ratio, family=family)
+        for ratio, family in ((2.0, "single"), (4.0, "single"), (4.0, "twohop"))
+    ]
+    assert {one["ratio"] for one in of_all_families(cells)} == {4.0}
+    assert of_all_families([]) == []
 
 
 def test_ranks_share_ties_and_leave_out_cells_that_rank_nobody():

@@ -49,6 +49,15 @@ def on_shared_prompts(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     return found
 
 
+def of_all_families(cells: Sequence[Cell]) -> list[Cell]:
+    """Cells of the ratios that every family among them has: a mean over fewer is no mean of the same."""
+    families: dict[float, set[str]] = {}
+    for cell in cells:
+        families.setdefault(cell["ratio"], set()).add(cell["family"])
+    every = set().union(*families.values())
+    return [cell for cell in cells if families[cell["ratio"]] == every]
+
+
 def ranks(cells: Sequence[Cell], method: str = "gracekv") -> dict[str, Any]:
     """How often a method is first and second of all in a (mode, family, length, ratio), ties shared.
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tenure.bench.ruler.compare import Cell, is_full, is_variant, on_shared_prompts, ranks
+from tenure.bench.ruler.compare import Cell, is_full, is_variant, of_all_families, on_shared_prompts, ranks
 
 
 def is_summary(found: Mapping[str, Any]) -> bool:
@@ -32,10 +32,15 @@ def _tasks(cells: Sequence[Cell], mode: str, tokens: int) -> list[Cell]:
     ]
 
 
+def _compared(cells: Sequence[Cell], mode: str, tokens: int) -> list[Cell]:
+    """Cells of one grid that can be compared: the same prompts, and at each ratio the same families."""
+    return of_all_families(on_shared_prompts(_tasks(cells, mode, tokens)))
+
+
 def means(cells: Sequence[Cell], mode: str, tokens: int) -> dict[str, dict[float, float]]:
     """Mean score over RULER's families of every method and ratio, on the same prompts, without continuations."""
     found: dict[str, dict[float, list[float]]] = {}
-    for cell in on_shared_prompts(_tasks(cells, mode, tokens)):
+    for cell in _compared(cells, mode, tokens):
         found.setdefault(cell["method"], {}).setdefault(cell["ratio"], []).append(cell["score"])
     return {
         method: {ratio: statistics.fmean(scores) for ratio, scores in ratios.items()}
@@ -77,9 +82,11 @@ def section(models: Mapping[str, Sequence[Cell]]) -> str:
 
 def _table(cells: Sequence[Cell], mode: str, tokens: int) -> list[str]:
     """Means of methods that have the same families."""
-    here = on_shared_prompts(_tasks(cells, mode, tokens))
+    here = _compared(cells, mode, tokens)
     rows = means(cells, mode, tokens)
     ratios = sorted({ratio for row in rows.values() for ratio in row if ratio > 1})
+    if not ratios:
+        return []
     known = "unknown" if mode == "agnostic" else "known"
     lines = [
         f"Mean score of {_spread(cells, mode, tokens)}, {tokens:,} tokens, question {known} to the compressor.\n"
@@ -116,7 +123,7 @@ def _families(cells: Sequence[Cell], mode: str, tokens: int) -> dict[str, set[st
 
 def _spread(cells: Sequence[Cell], mode: str, tokens: int) -> str:
     """Which families and how many prompts of each."""
-    tasks = on_shared_prompts(_tasks(cells, mode, tokens))
+    tasks = _compared(cells, mode, tokens)
     counts = [cell["n"] for cell in tasks]
     prompts = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
     families = ", ".join(sorted({cell["family"] for cell in tasks}))
