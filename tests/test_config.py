@@ -175,3 +175,9 @@ def test_files_that_cannot_be_read(tmp_path):
 def test_unknown_arguments_are_named():
     with pytest.raises(ConfigError, match=r"unknown option 'bugdet'.*Known: budget, policy"):
         SessionConfig.load(env={}, bugdet=3)
+
+
+@pytest.mark.parametrize("text", ["", "abc"])
+def test_a_variable_that_is_no_number_is_refused_with_the_way_out(text):
+    with pytest.raises(ConfigError, match=rf"TENURE_BUDGET: '{text}' is not a whole number.*unset it"):
+        SessionConfig.load(env={"TENURE_BUDGET": text})

@@ -202,7 +202,8 @@ def read_table(path: Path, name: str) -> dict[str, Any]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8")).get(name, {})
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(str(error), option=str(path), way_out="Give a readable TOML file") from error
+        cause = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise ConfigError(cause, option=str(path), way_out="Give a readable TOML file") from error
     if not isinstance(table, dict):
         raise ConfigError(f"{name} is {table!r}", option=str(path), way_out=f"Make it a table, [{name}]")
     return table
@@ -216,7 +217,9 @@ def _read(name: str, text: str) -> int | float | str:
     try:
         return kind(text)
     except ValueError as error:
-        raise ConfigError(f"{text!r} is not {what}", option=f"TENURE_{name.upper()}") from error
+        raise ConfigError(
+            f"{text!r} is not {what}", option=f"TENURE_{name.upper()}", way_out="Give one, or unset it"
+        ) from error
 
 
 def _whole(option: str, value: object, *, optional: bool = False) -> None:
