@@ -138,6 +138,14 @@ def test_hints_of_a_request(http, fields, outcomes):
     assert {one["hint"]: one["outcome"] for one in reply.json()["tenure"]["hints"]} == outcomes
 
 
+def test_a_rejected_hint_says_which_one_and_why(http):
+    hints = [{"message": 0, "pin": True}, {"message": 99, "pin": True}, {"pin": True}]
+    told = ask(http, [user("x")], hints=hints).json()["tenure"]["hints"]
+    reasons = [one["reason"] for one in told if one["hint"] == "hints"]
+    assert reasons[0] == "entry 1: this request has no message 99, it has 1"
+    assert reasons[1].startswith("entry 2: expected {'message': number")
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -174,10 +174,14 @@ def read_marks(messages: Sequence[Mapping[str, Any]], beside: object, hints: Hin
     """
     clean = [dict(message) for message in messages]
     entries: list[Any] = beside if isinstance(beside, list) else [] if beside is None else [beside]
-    for entry in entries:
+    for number, entry in enumerate(entries):
         place = entry.get("message") if isinstance(entry, Mapping) else None
-        if isinstance(place, bool) or not isinstance(place, int) or not -len(clean) <= place < len(clean):
-            hints.note("hints", "rejected", "expected {'message': number, ...} of a message of this request")
+        if isinstance(place, bool) or not isinstance(place, int):
+            hints.note("hints", "rejected", f"entry {number}: expected {{'message': number, ...}}")
+            continue
+        if not -len(clean) <= place < len(clean):
+            cause = f"entry {number}: this request has no message {place}, it has {len(clean)}"
+            hints.note("hints", "rejected", cause)
             continue
         for name, value in entry.items():
             if name in MARKS:
