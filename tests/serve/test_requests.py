@@ -142,12 +142,54 @@ def test_data_without_end_or_that_is_no_text_is_refused(http, fields, param, val
 
 @pytest.mark.parametrize("value", [DEEP, HALF], ids=["deep", "half"])
 def test_what_a_response_gives_back_is_checked(http, value):
-    body = b'{"model": "tiny", "input": "x", "max_output_tokens": 1'
     for fields, param in (
         ('"tools": [{"type": "function", "name": "f", "x": %s}]', "tools"),
         ('"text": {"x": %s}', "text"),
     ):
-        assert refused(send(http, fields % value, "/v1/responses", body))[:2] == ("invalid_value", param)
+        assert refused(send(http, fields % value, "/v1/responses", RESPONSE))[:2] == ("invalid_value", param)
+
+
+WRONG = '{"type": "object", "properties": {"a": {"type": "strin"}}}'
+RIGHT = '{"type": "object", "properties": {"a": {"type": "string"}}}'
+RESPONSE = b'{"model": "tiny", "input": "x", "max_output_tokens": 1'
+
+
+def _form(schema: str) -> str:
+    return (
+        '"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": ' + schema + "}}"
+    )
+
+
+def _tool(schema: str) -> str:
+    return (
+        '"tools": [{"type": "function", "function": {"name": "f", "parameters": ' + schema + "}}]"
+        ', "tool_choice": "auto"'
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "start", "fields", "param"),
+    [
+        (CHAT, None, _form(WRONG), "response_format"),
+        (CHAT, None, f"{_form(WRONG)}, {_tool(RIGHT)}", "response_format"),
+        (CHAT, None, f"{_form(RIGHT)}, {_tool(WRONG)}", "tools"),
+        (CHAT, None, '"response_format": {"type": "xml"}', "response_format"),
+        (CHAT, None, '"response_format": {"type": "json_schema", "json_schema": []}', "response_format"),
+        (
+            "/v1/responses",
+            RESPONSE,
+            '"text": {"format": {"type": "json_schema", "name": "x", "schema": ' + WRONG + "}}",
+            "text.format",
+        ),
+        ("/v1/responses", RESPONSE, '"text": {"format": {"type": "xml"}}', "text.format"),
+        ("/v1/responses", RESPONSE, '"text": {"format": "json_object"}', "text.format"),
+    ],
+)
+def test_a_schema_that_cannot_be_used_is_blamed_on_its_field(http, path, start, fields, param):
+    reply = send(http, fields, path, start) if start else send(http, fields, path)
+    code, named, message = refused(reply)
+    assert (code, named) == ("invalid_value", param)
+    assert param in message
 
 
 @pytest.mark.parametrize("arguments", ['{"a": ' + DEEP + "}", json.dumps('{"a": ' + BOTTOMLESS + "}")])

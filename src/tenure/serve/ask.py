@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tenure.conversation import Conversation, render
-from tenure.errors import MessageError, ModelError
+from tenure.errors import ConfigError, MessageError, ModelError
 from tenure.sampling import SamplingOptions
 from tenure.serve.errors import ApiError
 from tenure.serve.hints import Hints, fit_pins, read_hints, read_marks
@@ -51,6 +51,7 @@ class Ask:
         tool_choice: ``none``, ``auto``, ``required`` or ``{"type": "function", "function": {"name": ...}}``.
         many_calls: whether one answer may call several times.
         response_format: ``{"type": "json_schema", ...}`` and the like.
+        format_param: what the client calls that.
         template_options: variables of the chat template.
         sampling: fields of ``SamplingOptions``; None keeps a default.
     """
@@ -61,6 +62,7 @@ class Ask:
     tool_choice: str | Mapping[str, Any] | None = None
     many_calls: bool = True
     response_format: Mapping[str, Any] | None = None
+    format_param: str = "response_format"
     template_options: Mapping[str, Any] | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
 
@@ -112,9 +114,7 @@ def make_ready(ask: Ask, engine: Engine, config: ServeConfig) -> Ready:
             param="messages",
         )
     calls = (form or "hermes") if tools else None
-    grammar = _grammar(ask, tools, calls, engine)
-    if grammar is not None:
-        grammar.matcher(transcript.stop_ids)  # compiled here, not on the engine's thread
+    grammar = _compiled(ask, tools, calls, engine, transcript.stop_ids)
     return Ready(
         fit_pins(whole, config.session, hints, [-1] * more + order),
         _options(ask, config, grammar),
@@ -160,10 +160,37 @@ def _allowed(ask: Ask) -> list[dict[str, Any]]:
     return tools if ask.tool_choice != "none" else []
 
 
-def _grammar(ask: Ask, tools: list[dict[str, Any]], form: CallForm | None, engine: Engine) -> Grammar | None:
+def _compiled(
+    ask: Ask, tools: list[dict[str, Any]], form: CallForm | None, engine: Engine, stop_ids: Collection[int]
+) -> Grammar | None:
+    """The grammar of a request, compiled here and not on the engine's thread; refused by the field it comes from."""
+    from tenure.grammar import Grammar
+
+    schema = _schema(ask)
+    try:
+        grammar = _grammar(ask, schema, tools, form, engine)
+        if grammar is not None:
+            grammar.matcher(stop_ids)
+    except ConfigError as error:
+        param = "tools"
+        if schema is not None:
+            try:
+                Grammar.json_schema(engine.tokenizer, schema).matcher(stop_ids)
+            except ConfigError:
+                param = ask.format_param
+        raise ApiError(400, "invalid_value", f"{param}: {error.cause}", param=param) from error
+    return grammar
+
+
+def _grammar(
+    ask: Ask,
+    schema: Mapping[str, Any] | None,
+    tools: list[dict[str, Any]],
+    form: CallForm | None,
+    engine: Engine,
+) -> Grammar | None:
     from tenure.grammar import Grammar, lark_json
 
-    schema = _schema(ask.response_format)
     choice = ask.tool_choice
     if not tools or form is None or (choice in (None, "auto") and schema is None):
         return None if schema is None else Grammar.json_schema(engine.tokenizer, schema)
@@ -185,7 +212,8 @@ def _grammar(ask: Ask, tools: list[dict[str, Any]], form: CallForm | None, engin
     return Grammar.lark(engine.tokenizer, f"{start}\n{rules}")
 
 
-def _schema(form: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+def _schema(ask: Ask) -> Mapping[str, Any] | None:
+    form, param = ask.response_format, ask.format_param
     kind = None if form is None else form.get("type")
     if form is None or kind == "text":
         return None
@@ -196,12 +224,9 @@ def _schema(form: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
         schema = inner.get("schema") if isinstance(inner, Mapping) else None
         if isinstance(schema, Mapping):
             return schema
-        raise ApiError(400, "invalid_value", "json_schema.schema must be an object", param="response_format")
+        raise ApiError(400, "invalid_value", f"{param}: the schema must be an object", param=param)
     raise ApiError(
-        400,
-        "invalid_value",
-        "response_format.type must be text, json_object or json_schema",
-        param="response_format",
+        400, "invalid_value", f"{param}.type must be text, json_object or json_schema", param=param
     )
 
 

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from tenure.serve.ask import Ask
 from tenure.serve.chat import HINTS, Gathered, about
 from tenure.serve.completions import begin, stream, while_there
-from tenure.serve.errors import api_error
+from tenure.serve.errors import ApiError, api_error
 from tenure.serve.invalid import check_data
 from tenure.serve.items import answer_message, call_item, message_item, messages_of, tools_of
 from tenure.serve.jobs import Called, Reply, Started, Text
@@ -30,6 +30,8 @@ _LAST = (b"event: response.completed", b"event: response.incomplete")
 def _ask_of(body: ResponsesRequest, history: list[dict[str, Any]], new: list[dict[str, Any]]) -> Ask:
     rules = [{"role": "system", "content": body.instructions}] if body.instructions else []
     form = (body.text or {}).get("format")
+    if form is not None and not isinstance(form, dict):
+        raise ApiError(400, "invalid_value", "text.format must be an object", param="text.format")
     choice = body.tool_choice
     return Ask(
         messages=[*rules, *history, *new],
@@ -37,7 +39,8 @@ def _ask_of(body: ResponsesRequest, history: list[dict[str, Any]], new: list[dic
         tools=tools_of(body.tools or []),
         tool_choice=choice,
         many_calls=body.parallel_tool_calls is not False,
-        response_format=form if isinstance(form, dict) else None,
+        response_format=form,
+        format_param="text.format",
         template_options=body.chat_template_kwargs,
         sampling={
             "temperature": body.temperature,
