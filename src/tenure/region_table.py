@@ -186,7 +186,9 @@ def load_regions(path: str | Path) -> dict[str, dict[str, Any]]:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{path}: {error}", option="regions", way_out="Give a file of `tenure calibrate`"
+            f"{path}: {getattr(error, 'strerror', None) or error}",
+            option="regions",
+            way_out="Give a file of `tenure calibrate`",
         ) from error
     if isinstance(data, dict) and isinstance(data.get("result"), dict):
         data = data["result"]
