@@ -184,6 +184,21 @@ def test_sessions_of_other_processes_count(on_disk):
     tier.write(f"{SESSIONS}c", blob("c"))
 
 
+def test_the_size_is_that_of_the_folder_whoever_fills_it(on_disk, monkeypatch):
+    first, second = on_disk(capacity=100_000), on_disk(capacity=100_000)
+    for number in range(8):
+        first.write(f"a{number}", blob(f"a{number}"))
+        os.utime(first.folder / f"a{number}.tier", (number, number))
+        second.write(f"b{number}", blob(f"b{number}"))
+    assert first.overflow() == second.overflow() == []  # each knows of 80 kB
+    soon = time.monotonic() + 6
+    monkeypatch.setattr(disk.time, "monotonic", lambda: soon)
+    assert second.overflow() == first.overflow() == [f"a{number}" for number in range(7)]
+    second.delete(second.overflow())
+    assert second.overflow() == []
+    assert second.nbytes == sum(entry.nbytes for entry in first.entries()) <= 100_000
+
+
 def test_what_is_written_while_a_folder_is_listed_stays_known(on_disk, monkeypatch):
     tier = on_disk()
     tier.write("gone", blob("gone"))

@@ -35,6 +35,9 @@ _ENDING = ".tier"
 _REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 """What a folder says that can be read and not written."""
 
+_LOOK = 5.0
+"""Seconds after which files of other processes are looked for; longer where looking takes long."""
+
 
 class DiskTier(Tier):
     """A folder of files, each whole or not there. Reading a file makes it the most recently used.
@@ -51,6 +54,7 @@ class DiskTier(Tier):
         self._sizes: OrderedDict[str, int] = OrderedDict()
         """Files by key, the least recently used first."""
         self._lock = threading.Lock()
+        self._look = 0.0
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             remove_parts(self.folder)
@@ -182,7 +186,10 @@ class DiskTier(Tier):
         return count + len(old)
 
     def overflow(self) -> list[str]:
-        """See :class:`Tier`."""
+        """See :class:`Tier`. The capacity is the folder's, however many processes share it."""
+        if time.monotonic() >= self._look:
+            with suppress(TierError):  # what is known already tells enough
+                self._learn()
         over, keys = self.nbytes - (self.spec.capacity or 0), []
         with self._lock:
             for key, size in self._sizes.items():
@@ -197,7 +204,10 @@ class DiskTier(Tier):
         """All entries, which are known from now on, those of other processes too."""
         with self._lock:
             before = set(self._sizes)
+        start = time.monotonic()
         entries = self.entries()
+        end = time.monotonic()
+        self._look = end + max(_LOOK, 20 * (end - start))
         with self._lock:
             # What was written or removed while the folder was listed is as this process knows it.
             gone, new = before - set(self._sizes), self._sizes.keys() - before
