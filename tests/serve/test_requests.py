@@ -149,6 +149,14 @@ def test_what_a_response_gives_back_is_checked(http, value):
         assert refused(send(http, fields % value, "/v1/responses", RESPONSE))[:2] == ("invalid_value", param)
 
 
+def test_what_is_no_text_and_what_is_no_route_is_told(http):
+    reply = http.post(CHAT, content=b'{"model": "\xff"}', headers=JSON)
+    assert refused(reply) == ("invalid_request", None, "the body is not UTF-8 at byte 11")
+    reply = http.get("/chat/completions")
+    assert reply.status_code == 404
+    assert "/v1" in reply.json()["error"]["message"]
+
+
 WRONG = '{"type": "object", "properties": {"a": {"type": "strin"}}}'
 RIGHT = '{"type": "object", "properties": {"a": {"type": "string"}}}'
 RESPONSE = b'{"model": "tiny", "input": "x", "max_output_tokens": 1'

@@ -183,6 +183,11 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
 async def _http(request: Request, error: Exception) -> JSONResponse:
     status = error.status_code if isinstance(error, HTTPException) else 500
     code = "invalid_request" if status == 400 else f"http_{status}"
-    reply = await _refuse(request, ApiError(status, code, str(getattr(error, "detail", ""))))
+    text = str(getattr(error, "detail", ""))
+    if isinstance(error.__cause__, UnicodeDecodeError):
+        text = f"the body is not UTF-8 at byte {error.__cause__.start}"
+    elif status == 404:
+        text = "no such route; OpenAI's are under /v1, and /openapi.json lists all"
+    reply = await _refuse(request, ApiError(status, code, text))
     reply.headers.update(getattr(error, "headers", None) or {})  # Allow, for a method that is not
     return reply
