@@ -16,7 +16,7 @@ from tenure.bench.ruler.command import table
 from tenure.bench.ruler.compare import of_all_families, on_shared_prompts, ranks
 from tenure.bench.ruler.play import Grid, Variant, read
 from tenure.bench.ruler.run import Settings, run, summary
-from tenure.bench.ruler.tasks import FAMILIES, encode, make
+from tenure.bench.ruler.tasks import FAMILIES, encode, made_of, make
 from tenure.compress.gracekv import method as gracekv
 from tenure.errors import ConfigError
 from tests.bench.longsession.runs import MACHINE
@@ -132,6 +132,32 @@ def test_a_family_has_its_own_version(tmp_path):
         run(None, settings, tmp_path / "twohop", range(1), resume=True)
     with pytest.raises(ConfigError, match="another task_version"):
         summary(tmp_path / "twohop")
+
+
+def test_prompts_with_the_prose_of_another_python_are_not_put_together(tmp_path):
+    cells = [{"method": "snapkv", "mode": "agnostic", "ratio": 2.0, "score": 1.0}]
+    config = {"model": "tiny", "dtype": "fp32", "device": "cpu"}
+
+    def write(family, seed, **more):
+        told = {"family": family, "tokens": 160, "seed": seed, "cells": cells}
+        made = {**config, **made_of(family), **more}
+        (tmp_path / f"{family}-160-{seed:04d}.json").write_text(json.dumps({"config": made, **told}))
+
+    settings = Settings(
+        model="tiny", tokens=(160,), families=("multikey", "single"), methods=("snapkv",), ratios=(2.0,),
+        modes=("agnostic",), dtype="fp32",
+    )  # fmt: skip
+    write("multikey", 0)
+    write("multikey", 1)
+    write("single", 0)
+    write("single", 1)
+    assert {one["n"] for one in run(None, settings, tmp_path, range(2), resume=True)["cells"]} == {2}
+    write("multikey", 1, prose="of another")
+    with pytest.raises(ConfigError, match="another prose"):
+        summary(tmp_path)
+    with pytest.raises(ConfigError, match="another prose"):
+        run(None, settings, tmp_path, range(2), resume=True)
+    assert "prose" not in made_of("single")
 
 
 def test_peers_are_not_gone_on_from_other_files_either(tmp_path):

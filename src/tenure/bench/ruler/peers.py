@@ -10,8 +10,8 @@ import torch
 
 from tenure.bench import record
 from tenure.bench.peers.drive import Peer, Worker, python_of
-from tenure.bench.ruler.run import Settings, load, merged, summary
-from tenure.bench.ruler.tasks import VERSIONS, Prompt, encode, make
+from tenure.bench.ruler.run import Settings, check_tasks, load, merged, summary
+from tenure.bench.ruler.tasks import Prompt, encode, made_of, make
 from tenure.engine import compute_dtype
 from tenure.errors import ConfigError
 from tenure.models.sources import resolve
@@ -81,12 +81,12 @@ def run(
         for seed in seeds:
             for family in families:
                 path = results / name / f"{family}-{length}-{seed:04d}.json"
-                version = {"task_version": VERSIONS[family], "model": model}
                 old = load(path) if resume and path.exists() else None
                 if old:
-                    record.check_same(path, old, version, "results")
+                    check_tasks(path, old, family, {"model": model})
                 if old is None or not _has(old, names, ratios, modes):
-                    waiting.append((path, {**version, "family": family, "tokens": length, "seed": seed}, old))
+                    head = {"model": model, "family": family, "tokens": length, "seed": seed}
+                    waiting.append((path, {**made_of(family), **head}, old))
     if waiting:
         _play_all(model, threads, waiting, names, ratios, modes, note)
     summed = summary(results / name)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tenure.bench import record
 from tenure.bench.ruler.play import MODES, RATIOS, Variant, ask, go_on
-from tenure.bench.ruler.tasks import FAMILIES, VERSIONS, make
+from tenure.bench.ruler.tasks import FAMILIES, VERSIONS, made_of, make
 from tenure.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -145,10 +145,21 @@ def _stored(path: Path, settings: Settings, family: str) -> list[dict[str, Any]]
         ConfigError: it is damaged, or of other tasks, another model or dtype.
     """
     found = load(path)
-    mine = {"task_version": VERSIONS[family], **asdict(settings)}
-    same = {key: mine[key] for key in ("task_version", "model", "dtype", "device")}
-    record.check_same(path, found.get("config", {}), same, "results")
+    mine = {key: getattr(settings, key) for key in ("model", "dtype", "device")}
+    check_tasks(path, found.get("config", {}), family, mine)
     return list(found["cells"])
+
+
+def check_tasks(path: Path, told: Mapping[str, Any], family: str, mine: Mapping[str, Any]) -> None:
+    """Refuse to go on from a prompt's file with other tasks, another prose, or other settings than ``mine``.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    made = made_of(family)
+    if "prose" not in told:  # recorded before it was told
+        made.pop("prose", None)
+    record.check_same(path, told, {**made, **mine}, "results")
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -181,7 +192,7 @@ def _head(settings: Settings, family: str, tokens: int, seed: int) -> dict[str, 
     return {
         "bench": "ruler",
         **record.origin(),
-        "config": {"task_version": VERSIONS[family], **asdict(settings)},
+        "config": {**made_of(family), **asdict(settings)},
         "family": family,
         "tokens": tokens,
         "seed": seed,
@@ -211,13 +222,17 @@ def summary(folder: Path) -> dict[str, Any]:
         folder: with files of :func:`run`, or of peers in the same form.
 
     Raises:
-        ConfigError: a file is damaged, or of tasks as they were before.
+        ConfigError: a file is damaged, or of tasks as they were before, or two are not of the same prose.
     """
+    prose: dict[str, str] = {}
     groups: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
     for path in sorted(folder.glob("*-*-*.json")):
         found = load(path)
-        version = {"task_version": VERSIONS.get(found["family"])}
-        record.check_same(path, found.get("config", found), version, "results")
+        told = found.get("config", found)
+        record.check_same(path, told, {"task_version": VERSIONS.get(found["family"])}, "results")
+        if "prose" in told:
+            first = prose.setdefault(found["family"], told["prose"])
+            record.check_same(path, told, {"prose": first}, "results")
         for cell in found["cells"]:
             key = (cell["method"], cell["mode"], found["family"], found["tokens"], cell["ratio"])
             groups.setdefault(key, {})[str(found["seed"])] = cell

@@ -11,6 +11,7 @@ import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import pairwise
 from typing import Any
 
@@ -19,6 +20,8 @@ from tenure.errors import ConfigError
 FAMILIES = ("single", "multikey", "multivalue", "multiquery", "variables", "common", "frequent", "twohop")
 VERSIONS: dict[str, int] = {**dict.fromkeys((*FAMILIES, "continuation"), 1), "twohop": 2}
 """Of each family's tasks; results of two versions are never put together."""
+PROSE = ("multikey", "multivalue", "multiquery", "twohop", "continuation")
+"""Families whose filler is :func:`prose`, which is another text under another Python."""
 
 _NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 _SYLLABLES = [a + b for a in "bdfgklmnprstvz" for b in "aeiou"]
@@ -64,6 +67,17 @@ def prose() -> tuple[str, ...]:
             if len(text) > 80 and re.match(r"[A-Z]", text) and text.endswith(".") and "|" not in text:
                 found.append(text.replace("*", ""))
     return tuple(found)
+
+
+@functools.cache
+def prose_key() -> str:
+    """Hash of :func:`prose`: two Pythons with the same make the same prompts."""
+    return blake2b("\n".join(prose()).encode(), digest_size=16).hexdigest()
+
+
+def made_of(family: str) -> dict[str, Any]:
+    """What a family's prompts depend on beside seed and length: ``task_version``, and ``prose`` where it has some."""
+    return {"task_version": VERSIONS[family], **({"prose": prose_key()} if family in PROSE else {})}
 
 
 def word(rng: random.Random, syllables: int = 3) -> str:
