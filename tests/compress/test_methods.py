@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from tenure.compress.apply import look
 from tenure.compress.base import standing, take
 from tenure.compress.expected import _mean_rotation
 from tenure.compress.gracekv.evidence import _readings, _standing_out
+from tenure.compress.snapkv import pooled
 from tenure.compress.twinkv import repair
 from tenure.errors import ConfigError
 from tests.compress.test_apply import answer, filled, heads
@@ -96,6 +98,39 @@ def test_the_newest_queries_are_computed_again_as_they_were(context, models):
     rows = memory.rows.rows
     for tensor, old in zip((memory.rows.raw, memory.rows.rotated, memory.rows.values), before, strict=True):
         assert torch.equal(tensor[:, :, :rows], old[:, :, :rows])
+
+
+@pytest.mark.parametrize("question", [None, [20, 21, 22]])
+def test_cakes_layers_get_what_attention_before_the_window_asks_for(context, models, question):
+    """Entropy and variance of the stock model's attention, without what the window's queries see of each other."""
+    context, session = context
+    ids = session.memory.ids.tolist()
+    if question is None:
+        window, seen = 32, context.logical[0] < len(ids) - 32
+    else:
+        ids, window, seen = ids + question, 3, torch.ones_like(context.logical[0], dtype=torch.bool)
+        context = replace(context, question=question)
+    method = make_compressor("cake", {"tau1": 1.6, "tau2": 0.6})
+    score = method.score(context)
+    model = models("qwen2")
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        whole = model(torch.tensor([ids]), output_attentions=True, use_cache=False).attentions
+    weights = []
+    for layer, attention in enumerate(whole):
+        part = attention[0, :, -window:][:, :, context.logical[0][seen]].double()
+        entropy = -(part * (part + 1e-10).log()).sum((1, 2))
+        change = part.var(1, correction=0).sum(-1)
+        weights.append(entropy.mean() ** (1 / 1.6) * change.mean() ** (1 / 0.6))
+        rank = part.mean(1) + 200 * part.var(1, correction=0)
+        rank = pooled(rank.view(score.shape[1], -1, rank.shape[-1]).mean(1), 5)
+        inner = slice(0, rank.shape[-1] - 2)  # pooling looks at two tokens of the window
+        torch.testing.assert_close(
+            score[layer][:, seen][:, inner].double(), rank[:, inner], atol=1e-5, rtol=1e-3
+        )
+    weights = torch.stack(weights)
+    got = context.notes["cake"].double()
+    torch.testing.assert_close(got / got.sum(), weights / weights.sum(), atol=1e-4, rtol=1e-3)
 
 
 def test_pyramidkv_falls_evenly(context):

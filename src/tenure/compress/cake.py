@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tenure.compress.base import Context, spread
-from tenure.compress.snapkv import SnapKV, moments, pooled
+from tenure.compress.snapkv import SnapKV, each_layer, moments, pooled
 from tenure.errors import ConfigError
 
 
@@ -17,7 +17,8 @@ from tenure.errors import ConfigError
 class Cake(SnapKV):
     """CAKE (arXiv 2503.12491): layer budgets by ``entropy^(1/tau1) variance^(1/tau2)`` of the window's attention.
 
-    Tokens rank by ``mean + gamma * variance`` of their attention over the window. All layers are compressed at once, so
+    Both are of the tokens before the window, as in its code: what the window's queries see of each other says nothing of
+    a layer. Tokens rank by ``mean + gamma * variance`` of their attention over the window. All layers are compressed at once, so
     its cascade, which bounds the memory while a prompt is read, is left out; its temperatures come from a table of
     models, 1 for others.
 
@@ -43,10 +44,14 @@ class Cake(SnapKV):
 
     def _look(self, context: Context) -> tuple[Tensor, Tensor]:
         scores, weights = [], []
-        for mean, variance in moments(context, self.probes(context)):
+        probes = self.probes(context)
+        for layer, (shares, sees) in enumerate(each_layer(context, probes)):
+            mean, variance = moments(shares, sees)
             scores.append((mean + self.gamma * variance).mean(1))
-            entropy = -(mean * (mean + 1e-12).log()).sum(-1).mean()
-            weights.append(entropy ** (1 / self.tau1) * variance.sum(-1).mean() ** (1 / self.tau2))
+            before = context.position[layer % len(context.position)] < probes.position.min()
+            entropy = torch.special.entr(shares[..., before]).sum(-1).mean()
+            change = variance[..., before].sum(-1).mean()
+            weights.append(entropy ** (1 / self.tau1) * change ** (1 / self.tau2))
         return pooled(torch.stack(scores), self.kernel), torch.stack(weights)
 
     def score(self, context: Context) -> Tensor:

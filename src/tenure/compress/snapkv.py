@@ -47,18 +47,22 @@ class SnapKV(Scorer):
 
     def score(self, context: Context) -> Tensor:
         """Pooled mean shares."""
-        means = [mean.mean(1) for mean, _ in moments(context, self.probes(context))]
+        means = [moments(*seen)[0].mean(1) for seen in each_layer(context, self.probes(context))]
         return pooled(torch.stack(means), self.kernel)
 
 
-def moments(context: Context, probes: Probes) -> Iterator[tuple[Tensor, Tensor]]:
-    """Mean and variance of attention over the probes that a token is not behind, ``[G, g, T]``, layer by layer."""
+def each_layer(context: Context, probes: Probes) -> Iterator[tuple[Tensor, Tensor]]:
+    """Attention shares ``[G, g, P, T]`` of a layer and which tokens a probe is not before, ``[P, T]``, by layers."""
     for layer in range(context.shape[0]):
-        shares = context.shares(layer, probes)
         sees = context.position[layer % len(context.position)] <= probes.position[:, None]
-        count = sees.sum(0).clamp(min=1)
-        mean = shares.sum(2) / count
-        yield mean, ((shares - mean[:, :, None]).square_() * sees).sum(2) / count
+        yield context.shares(layer, probes), sees
+
+
+def moments(shares: Tensor, sees: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of a layer's shares over the probes that see a token, ``[G, g, T]``."""
+    count = sees.sum(0).clamp(min=1)
+    mean = shares.sum(2) / count
+    return mean, ((shares - mean[:, :, None]).square_() * sees).sum(2) / count
 
 
 def pooled(score: Tensor, kernel: int) -> Tensor:
