@@ -18,9 +18,9 @@ class Cake(SnapKV):
     """CAKE (arXiv 2503.12491): layer budgets by ``entropy^(1/tau1) variance^(1/tau2)`` of the window's attention.
 
     Both are of the tokens before the window, as in its code: what the window's queries see of each other says nothing of
-    a layer. Tokens rank by ``mean + gamma * variance`` of their attention over the window. All layers are compressed at once, so
-    its cascade, which bounds the memory while a prompt is read, is left out; its temperatures come from a table of
-    models, 1 for others.
+    a layer. Tokens rank by ``mean + gamma * variance`` of their attention over the window. All layers are compressed at
+    once, so its cascade, which bounds the memory while a prompt is read, is left out; its temperatures come from a table
+    of models, 1 for others.
 
     Args:
         window: queries that score.
