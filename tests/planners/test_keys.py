@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tenure.planners.keys import HEADER, KeyArchive, fused, kept_keys, looked_at, queries, scores
+from tenure.serve.view import memory_view
 from tenure.tiers.archive import SpanArchive
 from tests.chats import SHAPE, user
 from tests.conftest import random_ids
@@ -127,6 +128,9 @@ def test_spans_come_back_by_their_keys(engines, scorer):
     assert all("its keys stand out" in edge.why or "shares" in edge.why for edge in edges)
     for edge in edges:
         assert session.explain(edge.span).resident == 1.0
+    view = memory_view(session)
+    assert view["traffic"]["hits"] == len(edges)
+    assert [tier["name"] for tier in view["tiers"]] == ["host"]
     fork = session.fork()
     fork.keep_first(0)
     assert not set(fork.memory.archive.keys)

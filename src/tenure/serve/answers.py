@@ -15,7 +15,7 @@ from tenure.serve.held import Held
 from tenure.serve.jobs import Called, Failed, Finished, Job, Run, Text
 from tenure.serve.logprobs import LogStream
 from tenure.serve.store import Store
-from tenure.tiers.archive import SpanArchive
+from tenure.tiers.archive import span_archive
 from tenure.toolcalls import ToolCall
 
 if TYPE_CHECKING:
@@ -205,8 +205,8 @@ def session_of(held: Held) -> Session:
 
 def brought_back(held: Held) -> int:
     """Spans that have come back to a session from the tiers since it is in memory."""
-    archive = session_of(held).memory.archive
-    return int(archive.counters.to_json().get("hits", 0)) if isinstance(archive, SpanArchive) else 0
+    archive = span_archive(session_of(held).memory.archive)
+    return 0 if archive is None else int(archive.counters.to_json().get("hits", 0))
 
 
 def _losses(session: Session) -> Counter[str]:

@@ -24,15 +24,16 @@ class ServeConfig:
         state: folder of parked and saved sessions; None makes one that is removed at the end.
         keys: file of API keys, made by ``tenure serve keys add``; None lets everybody in.
         streams: answers that are generated at once, over all keys; others wait.
-        streams_per_key: answers that one key has under way or waiting; more are refused with 429.
+        streams_per_key: requests that one key has under way or waiting; more are refused with 429.
         waiting: requests that wait for their turn, over all keys; more are refused with 503.
         wait: seconds that a request waits for room before it is refused with 503.
         max_body: bytes of a request.
         max_messages: messages of a request.
         max_prompt: tokens of a request; longer ones are refused, nothing is cut away.
         max_tokens: tokens of an answer at most.
-        default_tokens: tokens of an answer that names no limit.
-        max_sessions: sessions that one key may keep, parked ones too.
+        default_tokens: tokens of an answer that names no limit; of a raw completion 16.
+        max_sessions: sessions that one key may keep, parked ones too; beyond them those without a name go, the least
+            recently used first.
         save_within: seconds after which a changed session is stored also while others are answered; while nobody waits,
             it is stored at once.
         grace: seconds that streams have to finish after SIGTERM.

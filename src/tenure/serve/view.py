@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tenure.tiers.archive import SpanArchive
+from tenure.tiers.archive import span_archive
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -67,9 +67,9 @@ def memory_view(
     start = max(0, min(start, length))
     stop = length if stop is None else max(start, min(stop, length))
     facts = _Facts.of(ledger)
-    archive = memory.archive
+    archive = span_archive(memory.archive)
     layout = memory.device.layout
-    places = archive.places() if isinstance(archive, SpanArchive) else {}
+    places = {} if archive is None else archive.places()
     spans = list(ledger.spans)
     return {
         **session_summary(session),
@@ -90,7 +90,7 @@ def memory_view(
         "plan": _plan(plan),
         "planned": _planned(ledger, plan, facts),
         "tiers": _tiers(spans, places),
-        "traffic": archive.counters.to_json() if isinstance(archive, SpanArchive) else None,
+        "traffic": None if archive is None else archive.counters.to_json(),
         "window": [start, stop],
         "blocks": [
             _block(run, first, facts, memory, plan, places)

@@ -8,8 +8,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from tenure.tiers.base import Counters
-from tenure.tiers.record import SpanRecord
+from tenure.tiers.record import Archive, SpanRecord
 from tenure.tiers.stack import TierStack
+
+
+def span_archive(archive: Archive | None) -> SpanArchive | None:
+    """A session's archive of the tiers, also where a planner has put its own before it; None without one."""
+    inner = getattr(archive, "inner", archive)
+    return inner if isinstance(inner, SpanArchive) else None
 
 
 class SpanArchive:
