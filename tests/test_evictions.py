@@ -16,6 +16,7 @@ from tenure.sessionstate import describe, rebuild
 from tests.conftest import random_ids
 from tests.oracles import check_ledger
 from tests.policies.test_policies import TABLE, slots, view_of
+from tests.test_restore import Shelf
 
 
 def session_of(engines, policy="memdecay", **options):
@@ -199,3 +200,14 @@ def test_a_rollback_forgets_what_came_later(engines) -> None:
     assert len(twin.evictions()) == before
     session.append_ids(random_ids(64, seed=9))
     assert {page.span for page in session.evictions()} <= {span.id for span in session.memory.ledger.spans}
+
+
+def test_the_timeline_shows_a_span_that_came_back(engines):
+    session = engines("qwen2").session(budget=64, chunk=32, policy="h2o", archive=Shelf())
+    for seed, (span, region, count) in enumerate((("a", "tools", 40), ("b", "user", 60), ("c", "user", 40))):
+        session.append_ids(random_ids(count, seed + 1), span=span, region=region)
+    assert session.fetch(["a"]) == ["a"]
+    _, slots = session.memory.evictions.timeline(session.memory)[-1]
+    ledger = session.memory.ledger
+    assert slots["tools"] == 40
+    assert sum(slots.values()) == ledger.rows

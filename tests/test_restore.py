@@ -456,13 +456,38 @@ def test_what_made_room_is_in_the_log_of_evictions(engines):
             session.fetch(wrong)
 
 
+class Resting(Shelf):
+    rests = False
+
+    def get(self, span_id):
+        return None if self.rests else super().get(span_id)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_span_that_a_rollback_opens_again_is_captured_layer_by_layer(engines, seed):
+    """Where layers keep different tokens its rows are not the same ones in all of them."""
+    session = engines("qwen2").session(budget=100, chunk=16, policy="tova", archive=Resting())
+    session.append_ids(random_ids(20, seed), span="a")
+    session.append_ids(random_ids(20, seed + 100), span="b", pin="soft")
+    session.append_ids(random_ids(100, seed + 200), span="c")
+    memory, span = session.memory, session.memory.ledger.spans.get("b")
+    ledger = memory.ledger
+    assert ledger.resident(span) == 1.0
+    assert len({tuple(row) for row in ledger.logical[:, : ledger.rows].tolist()}) > 1
+    stop = span.start + 16
+    where = [(ledger.logical[group] == span.start).int().argmax() for group in range(ledger.groups)]
+    keys = torch.stack([memory.rows.raw[layer][:, row : row + 16] for layer, row in enumerate(where)])
+    archive = memory.archive
+    archive.rests = True
+    session.keep_first(stop)
+    archive.rests = False
+    session.append_ids(random_ids(100, seed + 300), span="d")
+    record = archive.get("b")
+    assert list(record.ids) == session.memory.ids[span.start : stop].tolist()
+    assert torch.equal(record.keys, keys)
+
+
 def test_a_rollback_while_a_store_rests_loses_no_span_that_is_here(engines):
-    class Resting(Shelf):
-        rests = False
-
-        def get(self, span_id):
-            return None if self.rests else super().get(span_id)
-
     session = engines("qwen2").session(**OPTIONS, policy="recency", archive=Resting())
     session.append_ids(random_ids(20, 1), span="a")
     stop = len(session)

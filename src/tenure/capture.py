@@ -1,7 +1,8 @@
 """Capture: every span's rows are copied out before an eviction can touch them, and archived once the span is whole.
 
 New rows of a session always lie behind all others in every layer, so what was not captured yet is one run of rows at
-the end of the slab, the same for all layers. Rows that wait for the rest of their span are held in host memory.
+the end of the slab, the same for all layers; only where a rollback opens a span again whose record cannot be had, its
+rows are looked for layer by layer. Rows that wait for the rest of their span are held in host memory.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 
 from tenure.cache.rows import RowSegment
 from tenure.ledger import Ledger
+from tenure.spans import Span
 from tenure.tiers.record import Archive, SpanRecord
 
 
@@ -82,25 +84,35 @@ class Capture:
             )
         self.archive.put(whole)
 
-    def truncate(self, ledger: Ledger, count: int) -> None:
+    def truncate(self, ledger: Ledger, rows: RowSegment, ids: array[int], count: int) -> None:
         """The session goes back to its first ``count`` tokens; call it after :meth:`take` and before the ledger's."""
         if count == ledger.length:
             return
         spans = ledger.spans
-        last, upto = spans.index_at(count - 1) if count else -1, count
+        last = spans.index_at(count - 1) if count else -1
         if last == len(spans) - 1:
             self._parts = [part.first(count - part.start) for part in self._parts if part.start < count]
         else:
             record = self.archive.get(spans[last].id) if count else None
             self._parts = [] if record is None else [record.first(count - record.start)]
             if count and record is None and ledger.resident(spans[last]) == 1.0:
-                upto = spans[last].start  # its store gives no answer, and all of it is here
+                # Its store gives no answer, and all of it is here, though not in the same rows of all layers.
+                self._parts = [_resident(ledger, rows, ids, spans[last], count)]
         # The last span that stays is open again: what comes may add to it.
         self.archive.forget([spans[number].id for number in range(max(0, last), len(spans))])
-        self.upto = upto
+        self.upto = count
 
     def fork(self) -> Capture:
         """For a fork of the session."""
         copy = Capture(self.archive.fork())
         copy.upto, copy._parts = self.upto, list(self._parts)
         return copy
+
+
+def _resident(ledger: Ledger, rows: RowSegment, ids: array[int], span: Span, stop: int) -> SpanRecord:
+    """What comes before ``stop`` of a span of which every group of layers holds all rows."""
+    count = stop - span.start
+    starts = (ledger.logical[:, : ledger.rows] == span.start).int().argmax(1).tolist()
+    keys, values = rows.copy_runs(starts, count)
+    score = torch.stack([ledger.score[group, start : start + count] for group, start in enumerate(starts)])
+    return SpanRecord(span.id, span.start, ids[span.start : stop], keys, values, score.cpu())

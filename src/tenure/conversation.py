@@ -80,6 +80,7 @@ def adopt(session: Session, whole: Conversation) -> int:
         last = next(piece for piece in reversed(pieces) if piece.kind == "message")
         rest[-1] = replace(rest[-1], step=last.step, reads=last.reads)
     if any(piece.kind == "message" for piece in rest):
+        session._check_names(rest[1:] if inside else rest, cached)
         session._begin(cached)
     spans = memory.ledger.spans
     cut = spans[spans.index_at(cached - 1)] if inside else None

@@ -142,12 +142,14 @@ class EvictionLog:
             index: rows that stay ``[groups, kept]``.
             score: what it ranked by, ``[groups, rows]``.
             reasons: of the loss; a dict gives it by span number, with ``budget`` for the rest.
-            replaced: rows that go because their tokens come back in others ``[groups, rows]``.
+            replaced: rows that go because their tokens come back in others ``[groups, rows]``; then :meth:`sample` is for
+                afterwards.
         """
         lost = torch.ones_like(view.logical, dtype=torch.bool).scatter_(1, index, False)
-        if replaced is not None:
+        if replaced is None:
+            self._sample(view, ~lost)
+        else:
             lost &= ~replaced
-        self._sample(view, ~lost)
         if not bool(lost.any()):
             return
         # What a token is part of is the same in all layers, so tokens are looked at once.
@@ -188,6 +190,10 @@ class EvictionLog:
         self._pages += count
         while self._pages > PAGES and len(self._batches) > 1:
             self._pages -= len(self._batches.popleft().number)
+
+    def sample(self, view: View) -> None:
+        """Note what is there by kinds of regions, as every eviction does."""
+        self._sample(view, torch.ones_like(view.logical, dtype=torch.bool))
 
     def _sample(self, view: View, stays: Tensor) -> None:
         if self._skipped + 1 < self._every:

@@ -336,7 +336,7 @@ class Memory(TokenStream):
             self.drop_backlog()
             if self._capture is not None:
                 self.capture_new()
-                self._capture.truncate(self.ledger, count)
+                self._capture.truncate(self.ledger, self.rows, self.ids, count)
             self.evictions.truncate(count)
             self.past.back(self, count)
             index = self.ledger.truncate(count, self.config.sinks)

@@ -102,6 +102,7 @@ def _splice(
     rows.renumber()
     if ledger.renumbers != renumbers:
         memory.frozen = memory.frozen.placed(ledger)
+    memory.evictions.sample(memory.view())
     return True
 
 

@@ -64,7 +64,8 @@ class Session(SessionBase):
 
         Raises:
             MessageError: a message is malformed, or the template refuses it; nothing has changed.
-            BudgetError: hard pins, or what the step that begins reads, do not fit; nothing has changed.
+            BudgetError: hard pins, or what the step that begins reads, do not fit; nothing has changed, except that where
+                only the compressed turns leave too little room these are compressed by then.
         """
         spans = self.queue(messages)
         self.engine.drain([self])
@@ -98,7 +99,7 @@ class Session(SessionBase):
         opened = transcript.open(parsed, add_generation_prompt=reply, last_id=last)
         pieces = marked(opened, self.memory.aging.table)
         if parsed:
-            self._check_names(pieces)
+            self._refuse(pieces)
             self._begin()
         self._check(pieces)  # last: it may let an older pin give way
         places = places_of(pieces, len(self.memory.ids) + self.memory.waiting, before, transcript.snapshot())
@@ -428,12 +429,20 @@ class Session(SessionBase):
     # -- inside ----------------------------------------------------------------------------------
 
     def _check(self, pieces: Sequence[Piece], *, upto: int | None = None) -> None:
-        """Refuse new span ids that are taken, reads and pins that do not fit, given the first ``upto`` tokens."""
+        """Refuse what :meth:`_refuse` does, and let the pins give way that must."""
+        give_way(self.memory, self._refuse(pieces, upto=upto))
+
+    def _refuse(self, pieces: Sequence[Piece], *, upto: int | None = None) -> list[Span]:
+        """Refuse new span ids that are taken, reads and pins that do not fit, given the first ``upto`` tokens.
+
+        Returns:
+            Spans whose pins must give way.
+        """
         self._check_names(pieces, upto)
         pinned = sum(len(piece.ids) for piece in pieces if piece.pin == "hard")
         yielding = giving_way(self.memory, pinned, upto)
         check_reads(self, pieces, upto, yielding)
-        give_way(self.memory, yielding)
+        return yielding
 
     def _check_names(self, pieces: Sequence[Piece], upto: int | None = None) -> None:
         """Refuse new span ids that are taken among the first ``upto`` tokens."""

@@ -160,6 +160,21 @@ def test_prompts_with_the_prose_of_another_python_are_not_put_together(tmp_path)
     assert "prose" not in made_of("single")
 
 
+def test_files_that_cannot_be_summed_up_are_told_before_anything_is_played(tmp_path):
+    """Those of other seeds, also where the run's own are made anew."""
+    cells = [{"method": "snapkv", "mode": "agnostic", "ratio": 2.0, "score": 1.0}]
+    settings = Settings(
+        model="tiny", tokens=(160,), families=("multikey",), methods=("snapkv",), dtype="fp32"
+    )
+    mine = {"model": "tiny", "dtype": "fp32", "device": "cpu", **made_of("multikey")}
+    path = tmp_path / "multikey-160-0007.json"
+    for other in ({"task_version": 0}, {"prose": "of another"}, {"dtype": "bf16"}):
+        told = {"family": "multikey", "tokens": 160, "seed": 7, "cells": cells}
+        path.write_text(json.dumps({"config": mine | other, **told}))
+        with pytest.raises(ConfigError, match=rf"0007\.json was made with another {next(iter(other))}"):
+            run(None, settings, tmp_path, range(1))
+
+
 def test_peers_are_not_gone_on_from_other_files_either(tmp_path):
     """Told before an environment is made for them; where all is there, none is needed."""
     path = tmp_path / "tiny-kvpress" / "twohop-160-0000.json"

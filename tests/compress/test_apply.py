@@ -453,6 +453,8 @@ def test_what_changes_nothing_makes_no_room_either(engine):
         ({"ratio": 4, "options": {"trees": "no"}}, "gracekv, trees: 'no' is not true or false"),
         ({"ratio": 4, "method": "snapkv", "options": {"window": 1.5}}, "snapkv, window: 1.5 is not a whole number"),
         ({"ratio": 4, "method": "cake", "options": {"tau1": 0}}, "tau1: 0 is not above 0"),
+        ({"ratio": 4, "recent": "x"}, "recent: 'x' is no number of tokens"),
+        ({"ratio": 4, "recent": -3}, "recent: -3 is no number of tokens"),
         ({"ratio": 4, "method": "snapvk"}, "Did you mean 'snapkv'"),
     ],
 )  # fmt: skip

@@ -9,7 +9,7 @@ from tenure import Plan, Step
 from tenure.compress.apply import compress
 from tenure.compress.probes import Recorder
 from tenure.config import SessionConfig
-from tenure.errors import ConfigError, TenureError
+from tenure.errors import BudgetError, ConfigError, TenureError
 from tenure.pins import stays
 from tenure.reads import needed
 from tests.chats import chat_engine
@@ -22,6 +22,56 @@ TEXT = "one two three four five six seven eight nine ten " * 4
 @pytest.fixture
 def engine(engines):
     return chat_engine(engines)
+
+
+@pytest.mark.parametrize("ratio", [2, 8])
+def test_every_turn_has_the_entries_of_its_ratio(engine, monkeypatch, ratio):
+    """Sinks are charged to none of them: a short turn is not left with next to nothing."""
+    from tenure.compress import apply
+
+    made = []
+
+    def spy(*args, **options):
+        made.append(compress(*args, **options))
+        return made[-1]
+
+    monkeypatch.setattr(apply, "compress", spy)
+    session = engine.session(policy="full", chunk=64, compress="snapkv", compress_ratio=ratio)
+    for _ in range(5):
+        session.ask("one two three four five six seven eight", max_tokens=3)
+    heads = engine.layout.layers * engine.layout.kv_heads
+    assert len(made) > 2
+    assert [one.entries for one in made] == [heads * one.tokens // ratio for one in made]
+
+
+def test_probes_stand_behind_what_was_there_before_them(engine):
+    """Also where a renumbering has closed the gaps of tokens that were evicted since."""
+    session = engine.session(
+        budget=256,
+        chunk=64,
+        slack=8,
+        policy="auto",
+        positions="compact",
+        compress="gracekv",
+        compress_ratio=4,
+    )
+    late, looked = session.memory.late, 0
+    placed = late._placed
+
+    def spy(memory, start, recorder):
+        nonlocal looked
+        probes = placed(memory, start, recorder)
+        if probes is not None:
+            before = memory.ledger.logical[:, : memory.ledger.rows] < start
+            old = memory.ledger.position[:, : memory.ledger.rows][before]
+            assert int(probes.position.min()) > int(old.max())
+            looked += 1
+        return probes
+
+    late._placed = spy
+    for number in range(8):
+        session.ask(f"{TEXT} {number} " * 2, max_tokens=60)
+    assert looked
 
 
 def test_old_turns_are_compressed_one_turn_late(engine, monkeypatch):
@@ -40,7 +90,8 @@ def test_old_turns_are_compressed_one_turn_late(engine, monkeypatch):
         edges.append(len(session) + session.memory.waiting)
         check_ledger(session)
     # The third message compresses the first turn, the fourth one what is left of both.
-    assert [span for span, _ in seen] == [(0, edges[0]), (0, edges[1])]
+    sinks = session.memory.config.sinks
+    assert [span for span, _ in seen] == [(sinks, edges[0]), (sinks, edges[1])]
     for (_, stop), delayed in seen:
         assert len(delayed) <= 64
         assert int(delayed.position.min()) >= stop, "the probes are queries of the turn that followed"
@@ -63,7 +114,7 @@ def test_old_turns_are_compressed_one_turn_late(engine, monkeypatch):
         again.append(len(session) + session.memory.waiting)
         check_ledger(session)
     # What was taken back is done again, and the queries of turns that are gone are no evidence.
-    assert [span for span, _ in seen] == [(0, again[1])]
+    assert [span for span, _ in seen] == [(sinks, again[1])]
     assert int(seen[0][1].position.min()) >= again[1]
 
 
@@ -144,6 +195,31 @@ def test_a_refused_name_compresses_nothing(engine):
     assert (session.memory.frozen.entries, len(session)) == (0, before)
     session.append({"role": "user", "content": "x"})
     assert session.memory.frozen.entries > 0
+
+
+def test_a_refused_history_compresses_nothing(engine):
+    """Names that are taken twice, and pins that do not fit, are told before old turns are compressed."""
+
+    def of(role, content, **marks):
+        return {"role": role, "content": content, **marks}
+
+    history = [of("user", TEXT, span="x"), of("assistant", "one"), of("user", TEXT), of("assistant", "two")]
+    session = engine.session(policy="full", chunk=64, compress="keydiff", compress_ratio=4)
+    for message in history:
+        session.append(message)
+    before = session.memory.frozen.entries
+    with pytest.raises(TenureError, match="x"):
+        session.sync([*history, of("user", "three", span="x")])
+    assert session.memory.frozen.entries == before
+    session.sync([*history, of("user", "three", span="y")])
+    assert session.memory.frozen.entries > before
+    session = engine.session(budget=300, chunk=64, compress="keydiff", compress_ratio=4)
+    for message in history:
+        session.append(message)
+    there = session.memory.frozen.entries, session.memory.ledger.rows
+    with pytest.raises(BudgetError):
+        session.append(of("user", TEXT * 9, pin="hard"))
+    assert (session.memory.frozen.entries, session.memory.ledger.rows) == there
 
 
 def test_a_forward_that_was_interrupted_is_no_evidence(engine, monkeypatch):

@@ -500,3 +500,41 @@ def test_headers_that_tell_no_parts_are_broken(on_disk, parts):
 def test_options_that_the_client_library_does_not_know_are_refused():
     with pytest.raises(ConfigError, match=r"tiers: valkey://h: 'tll' is not known"):
         ValkeyTier(parse_tier("valkey://h?tll=1d"))
+
+
+@pytest.mark.parametrize(
+    "query", ["protocol=9", "protocol=abc", "health_check_interval=x"], ids=lambda query: query
+)
+def test_options_with_values_that_it_does_not_take_are_refused(query):
+    with pytest.raises(ConfigError, match=r"tiers: valkey://h"):
+        ValkeyTier(parse_tier(f"valkey://h?{query}"))
+
+
+@pytest.mark.parametrize("mark", ["#", "/", "?"])
+def test_a_part_of_a_password_that_reads_as_a_port_is_not_shown(mark):
+    with pytest.raises(ConfigError) as refused:
+        ValkeyTier(parse_tier(f"valkey://:sec{mark}ret@host:6379/0"))
+    assert "sec" not in str(refused.value)
+    assert refused.value.__suppress_context__
+
+
+def test_what_is_about_to_expire_is_not_relied_on(on_disk):
+    tier = on_disk(ttl=1000.0)
+    tier.write("a", blob("a"))
+    tier.write(f"{SESSIONS}x", blob("x"))
+    assert tier.holds("a")
+    old = time.time() - 950
+    for path in tier.folder.iterdir():
+        os.utime(path, (old, old))
+    assert not tier.holds("a")
+    assert tier.has("a"), "it can still be read"
+    assert tier.holds(f"{SESSIONS}x"), "sessions do not expire"
+
+
+def test_an_entry_without_one_of_its_parts_is_not_relied_on(valkey_server):
+    server = valkey_server()
+    tier, client = ValkeyTier(at(server)), server.client()
+    tier.write("a", blob("a"))
+    assert tier.holds("a")
+    client.delete(sorted(client.keys("*part*"))[1])
+    assert not tier.holds("a")

@@ -99,7 +99,13 @@ def read(path: Path, fields: Collection[str], what: str, way_out: str = "Remove 
     return found
 
 
-def check_same(path: Path, was: Mapping[str, Any], mine: Mapping[str, Any], option: str) -> None:
+def check_same(
+    path: Path,
+    was: Mapping[str, Any],
+    mine: Mapping[str, Any],
+    option: str,
+    way_out: str = "Give another folder, or go without --resume to make it anew",
+) -> None:
     """Refuse to go on from a file that was made with other settings.
 
     Args:
@@ -107,6 +113,7 @@ def check_same(path: Path, was: Mapping[str, Any], mine: Mapping[str, Any], opti
         was: its settings.
         mine: those that must be the same.
         option: names the folder.
+        way_out: what to do about it.
 
     Raises:
         ConfigError: some differ.
@@ -115,5 +122,5 @@ def check_same(path: Path, was: Mapping[str, Any], mine: Mapping[str, Any], opti
         raise ConfigError(
             f"{path} was made with another {', '.join(other)}",
             option=option,
-            way_out="Give another folder, or go without --resume to make it anew",
+            way_out=way_out,
         )

@@ -7,6 +7,7 @@ positions change, so no rounding ever compounds.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -219,6 +220,15 @@ class RowSegment:
     def copy(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Raw keys and values of some rows, ``[layers, kv_heads, stop - start, D]``, copied to host memory."""
         return _to_host(self.raw[:, :, start:stop]), _to_host(self.values[:, :, start:stop])
+
+    def copy_runs(self, starts: Sequence[int], count: int) -> tuple[Tensor, Tensor]:
+        """Like :meth:`copy`, of ``count`` rows that begin elsewhere in each group of layers."""
+        runs = [starts[layer % len(starts)] for layer in range(self.layout.layers)]
+        keys, values = (
+            torch.stack([tensor[layer, :, run : run + count] for layer, run in enumerate(runs)])
+            for tensor in (self.raw, self.values)
+        )
+        return keys.cpu(), values.cpu()
 
     def splice(self, order: Tensor, keys: Tensor, values: Tensor) -> None:
         """Put rows that had left back among the others. The rotated copy is stale until :meth:`renumber`.

@@ -105,6 +105,8 @@ def compress(
     check_alike(session.engine.layout, "method")
     compressor = _compressor(method, options)
     check_amount(ratio, budget)
+    if isinstance(recent, bool) or not isinstance(recent, int) or recent < 0:
+        raise ConfigError(f"{recent!r} is no number of tokens", option="recent", way_out="Give 0 or more")
     words = _question(session, question)
     memory, engine = session.memory, session.engine
 

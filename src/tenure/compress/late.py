@@ -20,6 +20,7 @@ from torch import Tensor
 from tenure.compress import make_compressor
 from tenure.compress.probes import Probes, Recorder, join
 from tenure.errors import ConfigError
+from tenure.interrupt import uninterrupted
 from tenure.reads import needed
 
 if TYPE_CHECKING:
@@ -91,18 +92,20 @@ class Late:
     def _count(self, memory: Memory, turn: int, coming: int) -> int:
         """Tokens before the last turn to compress so that one of ``coming`` tokens finds room; without a budget, all."""
         logical = memory.ledger.logical[:, : memory.ledger.rows]
-        old = int((logical < turn).sum(1).max()) if logical.numel() else 0
+        old = (logical >= memory.config.sinks) & (logical < turn)
+        held = int(old.sum(1).max()) if logical.numel() else 0
         budget = memory.config.budget
         if budget is None or not memory.policy.evicts or self.ratio == 1:
-            return old
+            return held
         over = memory.ledger.rows + memory.frozen.slots + coming - budget
-        return min(old, math.ceil(over / (1 - 1 / self.ratio)))
+        return min(held, math.ceil(over / (1 - 1 / self.ratio)))
 
     def _compress(self, session: Session, turn: tuple[int, int], count: int, ratio: float) -> None:
         delayed = self._probes(session.memory, *turn)
+        first = min(session.memory.config.sinks, turn[0] - 1)
         try:
-            session.compress(
-                (0, turn[0]), ratio=ratio, method=self.method, recent=0, delayed=delayed, most=count
+            session.compress(  # sinks would be charged to every turn anew
+                (first, turn[0]), ratio=ratio, method=self.method, recent=0, delayed=delayed, most=count
             )
         except ConfigError as error:  # layers lost different tokens of it, or the chunk is short
             _LOG.log(logging.INFO if self._told else logging.WARNING, "left to eviction: %s", error)
@@ -114,7 +117,7 @@ class Late:
         self._seen = [(start, one) for start, one in self._seen if start + one.count <= count]
 
     def _probes(self, memory: Memory, first: int, stop: int) -> Probes | None:
-        """Queries of a turn, where their tokens still stand."""
+        """Queries of a turn, where its tokens stand, or would if they were all still there."""
         parts = [
             probes
             for start, recorder in self._seen
@@ -128,11 +131,13 @@ class Late:
         raw = recorder.probes(torch.empty(0)) if recorder.count else None
         if raw is None or start + recorder.count > len(memory.ids):
             return None
-        # New tokens always take the positions behind each other, and a renumbering moves them together.
+        # New tokens take positions behind each other, and a renumbering moves them together; where it closed the gaps
+        # of some that were evicted since, they stand nearer to what is before them.
         ledger = memory.ledger
-        first = ledger.next_position - (ledger.length - start)
-        if first < 0:
-            return None
+        before = ledger.logical[:, : ledger.rows] < start
+        last = ledger.position[:, : ledger.rows].masked_fill(~before, -1)
+        old = max(int(last.max()) + 1 if last.numel() else 0, memory.frozen.behind)
+        first = max(ledger.next_position - (ledger.length - start), old)
         place: Tensor = torch.arange(first, first + recorder.count, device=raw.raw.device)
         return replace(raw, position=place)
 
@@ -147,7 +152,8 @@ class Late:
         """All that was ever compressed competes for the room; of every time the least worth go (our choice)."""
         frozen = memory.frozen if most is None else memory.frozen.within(most)
         if frozen is not memory.frozen:
-            memory.freeze(frozen)
+            with uninterrupted():
+                memory.freeze(frozen)
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Plain values and tensors for a saved session; :meth:`fill` takes them."""

@@ -14,6 +14,8 @@ from tenure.tiers.spec import TierSpec, shown
 
 SESSIONS = "session:"
 """What keys of saved sessions begin with: entries that a user has asked for, and no cache."""
+SOON = 0.1
+"""Share of its time to live that an entry must have left to be relied on."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import numpy as np
 
 from tenure.errors import ConfigError, TierError
 from tenure.files import remove_parts, replace_file
-from tenure.tiers.base import SESSIONS, Entry, Tier
+from tenure.tiers.base import SESSIONS, SOON, Entry, Tier
 from tenure.tiers.blob import (
     PREFIX_BYTES,
     Blob,
@@ -147,15 +147,15 @@ class DiskTier(Tier):
             return key in self._sizes
 
     def holds(self, key: str) -> bool:
-        """See :class:`Tier`."""
+        """See :class:`Tier`. What is about to expire counts as gone: writing it again makes it young."""
         try:
-            self._path(key).stat()
+            age = time.time() - self._path(key).stat().st_mtime
         except FileNotFoundError:
             self._lose(key)
             return False
         except OSError as error:
             raise TierError(f"{key}: {error.strerror or error}", option=self.name) from error
-        return True
+        return not self._expired(key, age / (1 - SOON))
 
     def expect(self, keys: Iterable[str]) -> None:
         """See :class:`Tier`."""

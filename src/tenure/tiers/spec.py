@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, unquote, urlencode
 
 from tenure.errors import ConfigError
 
@@ -128,7 +128,9 @@ def shown(text: str) -> str:
     if not mark:
         return text
     place, _, options = rest.partition("?")
-    if "@" in options and "@" not in place:  # a question mark in a password, or an at sign in an option
+    if (
+        "@" in unquote(options) and "@" not in place
+    ):  # a question mark in a password, or an at sign in an option
         return f"{scheme}://***"
     return f"{scheme}://{place.rpartition('@')[2]}"
 

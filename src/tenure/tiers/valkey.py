@@ -17,11 +17,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import unquote
 
 import numpy as np
 
 from tenure.errors import ConfigError, TierError
-from tenure.tiers.base import Entry, Tier
+from tenure.tiers.base import SOON, Entry, Tier
 from tenure.tiers.blob import Blob, BrokenError, RefusedError, body_length, check_part, read_header
 from tenure.tiers.spec import TierSpec, shown
 
@@ -29,8 +30,6 @@ _PREFIX = "tenure:"
 _DAY = 86400.0
 _FRESH = 60.0
 """Seconds that a part may wait for its manifest."""
-_SOON = 0.1
-"""Share of its time to live that an entry must have left to be relied on."""
 _CONNECTIONS = 32
 """More than there are threads that ask."""
 _DROP = """
@@ -68,14 +67,18 @@ class ValkeyTier(Tier):
                 retry_on_timeout=False,
             )
         except ValueError as error:
+            # What cannot be read may be a part of a password that was taken for a port.
+            cause = "it cannot be read" if "@" in unquote(spec.where) else str(error)
             raise ConfigError(
-                f"{shown(spec.where)}: {error}", option="tiers", way_out="Give valkey://host:port/db"
-            ) from error
+                f"{shown(spec.where)}: {cause}", option="tiers", way_out="Give valkey://host:port/db"
+            ) from None
         try:
             self._pool.connection_class(**self._pool.connection_kwargs)
-        except TypeError as error:
+        except Exception as error:  # what it does not like of the options it says in many ways
+            unknown = f"{str(error).rpartition(' ')[2]} is not known"
+            cause = unknown if isinstance(error, TypeError) else f"an option cannot be used ({error})"
             raise ConfigError(
-                f"{shown(spec.where)}: {str(error).rpartition(' ')[2]} is not known",
+                f"{shown(spec.where)}: {cause}",
                 option="tiers",
                 way_out="Known: ttl, timeout, codec, and what valkey-py takes in a URL",
             ) from error
@@ -163,9 +166,11 @@ class ValkeyTier(Tier):
         """See :class:`Tier`: the server may have been emptied, or have let it expire or go for room."""
         with self._talk() as client:
             left = client.pttl(_PREFIX + key)  # -1: for ever, -2: it is not there
+            names = [] if left == -2 else _names(client.get(_PREFIX + key))
+            whole = not names or client.exists(*names) == len(names)  # each part can go by itself
         if left == -2:
             self._lose(key)
-        return bool(left == -1 or left > _SOON * 1000 * (self.spec.ttl or _DAY))
+        return bool(left != -2 and whole and (left == -1 or left > SOON * 1000 * (self.spec.ttl or _DAY)))
 
     def expect(self, keys: Iterable[str]) -> None:
         """See :class:`Tier`."""

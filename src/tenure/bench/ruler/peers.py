@@ -10,7 +10,7 @@ import torch
 
 from tenure.bench import record
 from tenure.bench.peers.drive import Peer, Worker, python_of
-from tenure.bench.ruler.run import Settings, check_tasks, load, merged, summary
+from tenure.bench.ruler.run import Settings, check_folder, check_tasks, load, merged, summary
 from tenure.bench.ruler.tasks import Prompt, encode, made_of, make
 from tenure.engine import compute_dtype
 from tenure.errors import ConfigError
@@ -76,6 +76,8 @@ def run(
         model=model, tokens=tuple(tokens), families=tuple(families), ratios=tuple(ratios), modes=tuple(modes)
     )
     name = model.rstrip("/").rsplit("/", 1)[-1] + "-kvpress"
+    seeds = list(seeds)
+    check_folder(results / name, tokens, families, seeds)
     waiting: list[tuple[Path, dict[str, Any], dict[str, Any] | None]] = []
     for length in tokens:
         for seed in seeds:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tenure.bench import record
 from tenure.bench.ruler.play import MODES, RATIOS, Variant, ask, go_on
-from tenure.bench.ruler.tasks import FAMILIES, VERSIONS, made_of, make
+from tenure.bench.ruler.tasks import FAMILIES, PROSE, VERSIONS, made_of, make, prose_key
 from tenure.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -124,6 +124,8 @@ def run(
         ``{"cells": [...]}``, see :func:`summary`.
     """
     variants = [Variant.parse(name) for name in settings.methods]
+    seeds = list(seeds)
+    check_folder(folder, settings.tokens, settings.families, seeds, settings.dtype)
     for tokens in settings.tokens:
         for seed in seeds:
             for family in settings.families:
@@ -160,6 +162,43 @@ def check_tasks(path: Path, told: Mapping[str, Any], family: str, mine: Mapping[
     if "prose" not in told:  # recorded before it was told
         made.pop("prose", None)
     record.check_same(path, told, {**made, **mine}, "results")
+
+
+def check_folder(
+    folder: Path,
+    tokens: Sequence[int],
+    families: Sequence[str],
+    seeds: Sequence[int],
+    dtype: str | None = None,
+) -> None:
+    """Refuse a folder whose files could not be summed up with those of a run, before it is played.
+
+    Args:
+        folder: of the files.
+        tokens: lengths of the run's prompts; their own files are looked at when they are gone on from.
+        families: of the run's prompts.
+        seeds: of the run's prompts.
+        dtype: of the run.
+
+    Raises:
+        ConfigError: it has one.
+    """
+    own = {f"{family}-{length}-{seed:04d}.json" for family in families for length in tokens for seed in seeds}
+    seen: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
+    seen |= {f"prose of {family}": prose_key() for family in families if family in PROSE}
+    for path in sorted(folder.glob("*-*-*.json")):
+        if path.name not in own:
+            _check_alike(path, load(path), seen)
+
+
+def _check_alike(path: Path, found: Mapping[str, Any], seen: dict[str, Any]) -> None:
+    """Refuse a prompt's file of old tasks, or unlike those that were ``seen`` before."""
+    told = found.get("config", found)
+    mine = {"task_version": VERSIONS.get(found["family"])}
+    for key, name in (("prose", f"prose of {found['family']}"), ("model", "model"), ("dtype", "dtype")):
+        if key in told:
+            mine[key] = seen.setdefault(name, told[key])
+    record.check_same(path, told, mine, "results", "Give another folder, or move this file away")
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -222,17 +261,13 @@ def summary(folder: Path) -> dict[str, Any]:
         folder: with files of :func:`run`, or of peers in the same form.
 
     Raises:
-        ConfigError: a file is damaged, or of tasks as they were before, or two are not of the same prose.
+        ConfigError: a file is damaged, or of tasks as they were before, or two are not of the same prose, model or dtype.
     """
-    prose: dict[str, str] = {}
+    seen: dict[str, Any] = {}
     groups: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
     for path in sorted(folder.glob("*-*-*.json")):
         found = load(path)
-        told = found.get("config", found)
-        record.check_same(path, told, {"task_version": VERSIONS.get(found["family"])}, "results")
-        if "prose" in told:
-            first = prose.setdefault(found["family"], told["prose"])
-            record.check_same(path, told, {"prose": first}, "results")
+        _check_alike(path, found, seen)
         for cell in found["cells"]:
             key = (cell["method"], cell["mode"], found["family"], found["tokens"], cell["ratio"])
             groups.setdefault(key, {})[str(found["seed"])] = cell

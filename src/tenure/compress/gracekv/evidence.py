@@ -202,7 +202,7 @@ def _readings(stretches: Sequence[Stretch], limit: int) -> list[list[Stretch]]:
     Raises:
         ConfigError: a lead and one token are longer.
     """
-    if limit <= _LEAD:
+    if stretches and limit <= _LEAD:
         raise ConfigError(
             f"{max(0, limit)} tokens are left for what is read again, {_LEAD + 1} are the least",
             option="chunk",
