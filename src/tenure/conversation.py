@@ -79,10 +79,12 @@ def adopt(session: Session, whole: Conversation) -> int:
         # Nothing new was said: the last message is answered once more, so its step is under way again.
         last = next(piece for piece in reversed(pieces) if piece.kind == "message")
         rest[-1] = replace(rest[-1], step=last.step, reads=last.reads)
-    if any(piece.kind == "message" for piece in rest):
-        session._check_names(rest[1:] if inside else rest, cached)
-        session._begin(cached)
     spans = memory.ledger.spans
+    if any(piece.kind == "message" for piece in rest) and memory.late is not None:
+        # What is refused anyway compresses nothing; of the span that is cut the id may be free by then.
+        edge = spans[spans.index_at(cached - 1)].start if inside else cached
+        session._check_names(rest[1:] if inside else rest, edge)
+        session._begin(cached)
     cut = spans[spans.index_at(cached - 1)] if inside else None
     if cut is not None:
         piece, same = rest[0], cut.start == cached - inside and rest[0].kind != "closing"

@@ -98,8 +98,8 @@ class Session(SessionBase):
         transcript = self._chat().fork()
         opened = transcript.open(parsed, add_generation_prompt=reply, last_id=last)
         pieces = marked(opened, self.memory.aging.table)
-        if parsed:
-            self._refuse(pieces)
+        if parsed and self.memory.late is not None:
+            self._refuse(pieces)  # what is refused compresses nothing
             self._begin()
         self._check(pieces)  # last: it may let an older pin give way
         places = places_of(pieces, len(self.memory.ids) + self.memory.waiting, before, transcript.snapshot())

@@ -32,9 +32,16 @@ def _tasks(cells: Sequence[Cell], mode: str, tokens: int) -> list[Cell]:
     ]
 
 
-def _compared(cells: Sequence[Cell], mode: str, tokens: int) -> list[Cell]:
-    """Cells of one grid that can be compared: the same prompts, and at each ratio the same families."""
-    return of_all_families(on_shared_prompts(_tasks(cells, mode, tokens)))
+def _compared(cells: Sequence[Cell], mode: str, tokens: int) -> Sequence[Cell]:
+    """Cells of one grid that can be compared: at each ratio the same families of all methods, and the same prompts."""
+    tasks = of_all_families(_tasks(cells, mode, tokens))
+    families: dict[tuple[str, float], set[str]] = {}
+    for cell in tasks:
+        families.setdefault((cell["method"], cell["ratio"]), set()).add(cell["family"])
+    most = max(map(len, families.values()), default=0)
+    return on_shared_prompts(
+        [cell for cell in tasks if is_full(cell) or len(families[cell["method"], cell["ratio"]]) == most]
+    )
 
 
 def means(cells: Sequence[Cell], mode: str, tokens: int) -> dict[str, dict[float, float]]:
@@ -59,12 +66,13 @@ def section(models: Mapping[str, Sequence[Cell]]) -> str:
             if len(families) <= 2:  # one method beside the full cache
                 continue
             every, shared = set().union(*families.values()), set.intersection(*families.values())
-            whole = [cell for cell in cells if families.get(cell["method"]) == every]
+            whole = [cell for cell in cells if families.get(cell["method"]) == every and not _is_peers(cell)]
             lines += _table(whole, mode, tokens)
             fewer = [
                 cell
                 for cell in cells
-                if cell["mode"] == mode and families.get(cell["method"], every) != every
+                if (cell["mode"], cell["tokens"]) == (mode, tokens)
+                and (_is_peers(cell) or families.get(cell["method"], every) != every)
             ]
             if fewer and shared:
                 ratios = {cell["ratio"] for cell in fewer}
@@ -227,24 +235,34 @@ def draw(models: Mapping[str, Sequence[Cell]], images: Path) -> dict[str, Path]:
         grids = [grid for grid in _grids(cells) if _worth_drawing(_comparable(cells, *grid))]
         if not grids:
             continue
+        wide = min(len(grids), 3)
+        high = -(-len(grids) // wide)
         figure, panels = plt.subplots(
-            1, len(grids), figsize=(5 * len(grids) + 2, 4), squeeze=False, sharey=True
+            high, wide, figsize=(5 * wide + 2, 4 * high), squeeze=False, sharey=True
         )
+        for panel in panels.flat[len(grids) :]:
+            panel.set_visible(False)
         lines: dict[str, Any] = {}
-        for panel, (mode, tokens) in zip(panels[0], grids, strict=True):
+        for panel, (mode, tokens) in zip(panels.flat, grids, strict=False):
             for method, row in sorted(_comparable(cells, mode, tokens).items()):
                 ratios = sorted(row)
-                style = {"linestyle": "--" if method.startswith("kvpress") else "-", "color": _colour(method)}
+                theirs = _is_peers({"method": method})
+                style = {
+                    "linestyle": "--" if theirs else "-",
+                    "marker": "x" if theirs else ".",
+                    "color": _colour(method),
+                }
                 if is_full({"method": method}):
-                    style = {"linestyle": ":", "color": "grey"}
+                    style |= {"linestyle": ":", "color": "grey"}
                 width = 3 if method == "gracekv" else 1.2
                 (lines[method],) = panel.plot(
-                    ratios, [row[ratio] for ratio in ratios], marker=".", linewidth=width, **style
+                    ratios, [row[ratio] for ratio in ratios], linewidth=width, **style
                 )
             panel.set_xscale("log", base=2)
             panel.set_xlabel("tokens for each entry")
             panel.set_title(f"{tokens:,} tokens, question {'unknown' if mode == 'agnostic' else 'known'}")
-        panels[0][0].set_ylabel("mean score of the families")
+        for row in panels:
+            row[0].set_ylabel("mean score of the families")
         figure.legend(
             lines.values(), lines.keys(), fontsize="x-small", loc="center left", bbox_to_anchor=(1.0, 0.5)
         )
@@ -262,6 +280,11 @@ def _comparable(cells: Sequence[Cell], mode: str, tokens: int) -> dict[str, dict
     families = _families(cells, mode, tokens)
     most = max(map(len, families.values()))
     return {name: row for name, row in means(cells, mode, tokens).items() if len(families[name]) == most}
+
+
+def _is_peers(cell: Cell) -> bool:
+    """Whether another library made it, which has played fewer prompts: what it has is compared apart."""
+    return str(cell["method"]).startswith("kvpress")
 
 
 def _worth_drawing(rows: Mapping[str, Mapping[float, float]]) -> bool:
