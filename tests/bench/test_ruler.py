@@ -14,6 +14,7 @@ from tenure.bench.report import write
 from tenure.bench.ruler import peers
 from tenure.bench.ruler.command import table
 from tenure.bench.ruler.compare import of_all_families, on_shared_prompts, ranks
+from tenure.bench.ruler.page import by_model
 from tenure.bench.ruler.play import Grid, Variant, read
 from tenure.bench.ruler.run import Settings, run, summary
 from tenure.bench.ruler.tasks import FAMILIES, encode, made_of, make
@@ -151,7 +152,15 @@ def test_prompts_with_the_prose_of_another_python_are_not_put_together(tmp_path)
     write("multikey", 1)
     write("single", 0)
     write("single", 1)
-    assert {one["n"] for one in run(None, settings, tmp_path, range(2), resume=True)["cells"]} == {2}
+    ours = run(None, settings, tmp_path, range(2), resume=True)
+    assert {one["n"] for one in ours["cells"]} == {2}
+    assert ours["prose"] == {"multikey": made_of("multikey")["prose"]}
+    told = [{"model": "tiny", **ours}, {"model": "tiny", **ours, "peer": "kvpress"}]
+    assert len(by_model(told)["tiny"]) == 4
+    told[1]["prose"] = {"multikey": "of another"}
+    assert set(by_model([told[0], {**told[1], "model": "other"}])) == {"tiny", "other"}
+    with pytest.raises(ConfigError, match="two runs of tiny have prompts of multikey with different prose"):
+        by_model(told)
     write("multikey", 1, prose="of another")
     with pytest.raises(ConfigError, match="another prose"):
         summary(tmp_path)

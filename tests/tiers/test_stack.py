@@ -197,6 +197,25 @@ def test_a_store_that_stalls_costs_one_time_out_and_a_warning(stack, monkeypatch
     assert same(one.get("3"), record(seed=3))
 
 
+def test_a_read_behind_many_others_is_late_and_no_failure_of_the_store(stack, monkeypatch, caplog):
+    one = stack(host=1, disk=40, timeout=0.3)
+    for seed in range(31):
+        one.put(str(seed), record(seed=seed))
+    one.flush()
+    real = one.stores[0].tier.read
+    monkeypatch.setattr(one.stores[0].tier, "read", lambda key: (time.sleep(0.1), real(key))[1])
+    with caplog.at_level(logging.WARNING, "tenure.tiers"):
+        one.prefetch(map(str, range(30)))  # eight rounds of the reading threads
+        assert one.get("29") is None
+        assert counts(one)["timeouts"] == 1
+        for _ in range(500):
+            if not one._coming:
+                break
+            time.sleep(0.01)
+        assert same(one.get("12"), record(seed=12)), "the store is asked again at once"
+    assert caplog.records == []
+
+
 def test_a_store_that_fails_to_write_hands_over_to_the_next(stack, monkeypatch):
     one = stack(host=1, disk=9, valkey=True)
 

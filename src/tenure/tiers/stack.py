@@ -328,7 +328,7 @@ class TierStack:
             return coming.future.result(0 if coming.store.breaker.resting else max(0.0, left))
         except TimeOut:
             self.counters.add("timeouts")
-            if not coming.store.breaker.resting:
+            if not (coming.store.breaker.resting or coming.store.answered_since(coming.asked)):
                 coming.store.breaker.failed("time-out")
             return None
         except CancelledError:  # the stack is closed

@@ -42,6 +42,7 @@ class Store:
         # A server removes by itself what has expired; in a folder it has waited for the first write.
         self._tidied = time.monotonic() - (_TIDY if isinstance(tier, DiskTier) else 0.0)
         self._closed = threading.Event()
+        self._answered = 0.0
 
     def write(self, key: str, blob: Blob) -> bool:
         """Store an entry, in this thread. False where it was not stored; never raises for trouble of the store."""
@@ -81,6 +82,13 @@ class Store:
         """Have a reading thread do something; None if there is none any more."""
         return self._submit(self._readers, work)
 
+    def answered_since(self, moment: float) -> bool:
+        """Whether it has answered something within its time-out since a moment of ``time.monotonic()``.
+
+        If so, a read that is late has waited for others, and the store does not stall.
+        """
+        return self._answered >= moment
+
     @property
     def closed(self) -> bool:
         """Whether it was closed."""
@@ -114,6 +122,7 @@ class Store:
             counters.add("skipped")
             return None
         answer: T | None
+        start = time.monotonic()
         try:
             answer = call()
         except BrokenError:
@@ -130,5 +139,8 @@ class Store:
             counters.add(f"{what} errors")
             self.breaker.failed(error.cause)
             return None
+        now = time.monotonic()
+        if now - start < self.tier.spec.timeout:
+            self._answered = now
         self.breaker.worked()
         return answer

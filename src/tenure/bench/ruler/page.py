@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tenure.bench.ruler.compare import Cell, is_full, is_variant, of_all_families, on_shared_prompts, ranks
+from tenure.errors import ConfigError
 
 
 def is_summary(found: Mapping[str, Any]) -> bool:
@@ -16,10 +17,23 @@ def is_summary(found: Mapping[str, Any]) -> bool:
 
 
 def by_model(found: Iterable[Mapping[str, Any]]) -> dict[str, list[Cell]]:
-    """Cells of all summaries of a model."""
+    """Cells of all summaries of a model.
+
+    Raises:
+        ConfigError: two summaries of a model have prompts of different prose under the same seeds.
+    """
     models: dict[str, list[Cell]] = {}
+    prose: dict[tuple[str, str], str] = {}
     for one in found:
-        models.setdefault(str(one["model"]), []).extend(one["cells"])
+        model = str(one["model"])
+        models.setdefault(model, []).extend(one["cells"])
+        for family, key in one.get("prose", {}).items():
+            if prose.setdefault((model, family), key) != key:
+                raise ConfigError(
+                    f"two runs of {model} have prompts of {family} with different prose",
+                    option="results",
+                    way_out="Play one of them again with the Python of the other, or move it away",
+                )
     return models
 
 

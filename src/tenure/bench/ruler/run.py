@@ -256,6 +256,7 @@ def summary(folder: Path) -> dict[str, Any]:
     """Means over the seeds, a cell for each method, mode, family, length and ratio.
 
     ``prompts`` of a cell tells each seed's ``score`` and ``kl``: methods are compared on what all of them have played.
+    ``prose`` tells of which prose a family's prompts are, as far as their files tell it.
 
     Args:
         folder: with files of :func:`run`, or of peers in the same form.
@@ -293,4 +294,5 @@ def summary(folder: Path) -> dict[str, Any]:
         if told := [one["stages"] for one in group if "stages" in one]:
             cell["stages"] = {stage: statistics.fmean(one[stage] for one in told) for stage in told[0]}
         cells.append(cell)
-    return {"cells": cells}
+    prose = {family: seen[name] for family in sorted(PROSE) if (name := f"prose of {family}") in seen}
+    return {"cells": cells, "prose": prose}
