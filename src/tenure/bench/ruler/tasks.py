@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
@@ -22,6 +22,9 @@ VERSIONS: dict[str, int] = {**dict.fromkeys((*FAMILIES, "continuation"), 1), "tw
 """Of each family's tasks; results of two versions are never put together."""
 PROSE = ("multikey", "multivalue", "multiquery", "twohop", "continuation")
 """Families whose filler is :func:`prose`, which is another text under another Python."""
+
+_SHORT = 1000
+"""Tokens of a context below which its prose comes in sentences, not in paragraphs."""
 
 _NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 _SYLLABLES = [a + b for a in "bdfgklmnprstvz" for b in "aeiou"]
@@ -75,6 +78,12 @@ def prose_key() -> str:
     return blake2b("\n".join(prose()).encode(), digest_size=16).hexdigest()
 
 
+@functools.cache
+def sentences() -> tuple[str, ...]:
+    """:func:`prose` cut finer: a paragraph may be as long as all of a short context."""
+    return tuple(piece for paragraph in prose() for piece in re.split(r"(?<=[.!?]) (?=[A-Z])", paragraph))
+
+
 def made_of(family: str) -> dict[str, Any]:
     """What a family's prompts depend on beside seed and length: ``task_version``, and ``prose`` where it has some."""
     return {"task_version": VERSIONS[family], **({"prose": prose_key()} if family in PROSE else {})}
@@ -106,9 +115,10 @@ def make(family: str, seed: int, tokens: int, count: Callable[[str], int]) -> Pr
         ConfigError: what is hidden in it is longer.
     """
     maker = _MAKERS[family]
+    filler = sentences() if tokens < _SHORT else prose()
 
     def build(size: int) -> Prompt:
-        return maker(random.Random(f"{family} {seed}"), size)
+        return maker(random.Random(f"{family} {seed}"), size, filler)
 
     low, high = 1, 2
     while count(build(high).context) <= tokens:
@@ -155,13 +165,13 @@ def _ask(keys: list[str]) -> tuple[str, str]:
     )
 
 
-def _prose_of(rng: random.Random, size: int) -> list[str]:
-    sentences = prose()
-    start = rng.randrange(len(sentences))
-    return [sentences[(start + number) % len(sentences)] for number in range(size)]
+def _some(rng: random.Random, filler: Sequence[str], size: int) -> list[str]:
+    """So many pieces in a row, from anywhere."""
+    start = rng.randrange(len(filler))
+    return [filler[(start + number) % len(filler)] for number in range(size)]
 
 
-def _single(rng: random.Random, size: int) -> Prompt:
+def _single(rng: random.Random, size: int, _: Sequence[str]) -> Prompt:
     key, value = "-".join(words(rng, 2)), _number(rng)
     context = _INTRO + _spread(rng, [_NOISE] * size, [_needle(key, value)])
     question, prefix = _ask([key])
@@ -170,34 +180,34 @@ def _single(rng: random.Random, size: int) -> Prompt:
     return Prompt("single", context, question, prefix, (value,), 32)
 
 
-def _multikey(rng: random.Random, size: int) -> Prompt:
+def _multikey(rng: random.Random, size: int, filler: Sequence[str]) -> Prompt:
     keys = ["-".join(words(rng, 2)) for _ in range(4)]
     values = [_number(rng) for _ in keys]
     needles = [_needle(*pair) for pair in zip(keys, values, strict=True)]
     asked = rng.randrange(4)
-    context = _INTRO + _spread(rng, _prose_of(rng, size), needles)
+    context = _INTRO + _spread(rng, _some(rng, filler, size), needles)
     question, prefix = _ask([keys[asked]])
     question = question.replace("What are all the", "What is the").replace("numbers", "number")
     prefix = prefix.replace("numbers", "number").replace(" are", " is")
     return Prompt("multikey", context, question, prefix, (values[asked],), 32)
 
 
-def _multivalue(rng: random.Random, size: int) -> Prompt:
+def _multivalue(rng: random.Random, size: int, filler: Sequence[str]) -> Prompt:
     key = "-".join(words(rng, 2))
     values = [_number(rng) for _ in range(4)]
-    context = _INTRO + _spread(rng, _prose_of(rng, size), [_needle(key, value) for value in values])
+    context = _INTRO + _spread(rng, _some(rng, filler, size), [_needle(key, value) for value in values])
     return Prompt("multivalue", context, *_ask([key]), tuple(values), 96)
 
 
-def _multiquery(rng: random.Random, size: int) -> Prompt:
+def _multiquery(rng: random.Random, size: int, filler: Sequence[str]) -> Prompt:
     keys = ["-".join(words(rng, 2)) for _ in range(4)]
     values = [_number(rng) for _ in keys]
     needles = [_needle(*pair) for pair in zip(keys, values, strict=True)]
-    context = _INTRO + _spread(rng, _prose_of(rng, size), needles)
+    context = _INTRO + _spread(rng, _some(rng, filler, size), needles)
     return Prompt("multiquery", context, *_ask(keys), tuple(values), 96)
 
 
-def _variables(rng: random.Random, size: int) -> Prompt:
+def _variables(rng: random.Random, size: int, _: Sequence[str]) -> Prompt:
     names = [name.upper()[:5] for name in words(rng, 40)]
     names = list(dict.fromkeys(names))[:10]
     value = str(rng.randint(10_000, 99_999))
@@ -219,7 +229,7 @@ def _variables(rng: random.Random, size: int) -> Prompt:
     return Prompt("variables", context, question, prefix, tuple(chain), 48)
 
 
-def _common(rng: random.Random, size: int) -> Prompt:
+def _common(rng: random.Random, size: int, _: Sequence[str]) -> Prompt:
     """Ten words come about ten times as often as all others: up to thirty times, in short lists less."""
     every = words(rng, 10 + max(1, size * 4))
     common, rare = every[:10], every[10:]
@@ -238,7 +248,7 @@ def _common(rng: random.Random, size: int) -> Prompt:
     )
 
 
-def _frequent(rng: random.Random, size: int) -> Prompt:
+def _frequent(rng: random.Random, size: int, _: Sequence[str]) -> Prompt:
     """Coded words whose frequencies fall as those of a zeta distribution with exponent 2."""
     vocabulary = words(rng, 60)
     weights = [1 / (rank + 1) ** 2 for rank in range(len(vocabulary))]
@@ -250,7 +260,7 @@ def _frequent(rng: random.Random, size: int) -> Prompt:
     return Prompt("frequent", context + body, question, prefix, tuple(top), 48)
 
 
-def _twohop(rng: random.Random, size: int) -> Prompt:
+def _twohop(rng: random.Random, size: int, filler: Sequence[str]) -> Prompt:
     """Where the company of somebody has its seat, among documents about other people and companies.
 
     The answer begins with the first hop, so that a model may write it out: those of 0.5 and 1.5 billion parameters
@@ -271,13 +281,13 @@ def _twohop(rng: random.Random, size: int) -> Prompt:
     needles = [facts[number] for number in order] + [facts[12 + number] for number in rng.sample(order, 12)]
     asked = rng.randrange(12)
     context = "Answer the question based on the given documents.\n\nThe following are given documents.\n\n"
-    context += _spread(rng, _prose_of(rng, size), needles)
+    context += _spread(rng, _some(rng, filler, size), needles)
     question = f"\nQuestion: In which town is the seat of the company that {people[asked]} works for?"
     prefix = f"Answer: {people[asked]} works for the company"
     return Prompt("twohop", context, question, prefix, (towns[asked],), 32, any_of=True)
 
 
-_MAKERS: dict[str, Callable[[random.Random, int], Prompt]] = {
+_MAKERS: dict[str, Callable[[random.Random, int, Sequence[str]], Prompt]] = {
     "single": _single,
     "multikey": _multikey,
     "multivalue": _multivalue,
