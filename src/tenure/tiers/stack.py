@@ -37,11 +37,12 @@ _ON_THE_WAY = 256 << 20
 
 
 class _Coming(NamedTuple):
-    """A read under way, the first store that it asks, and when it was begun."""
+    """A read under way, the first store that it asks, when it was begun, and whether nobody waits for it yet."""
 
     future: Future[SpanRecord | None]
     store: Store
     asked: float
+    ahead: bool
 
 
 class TierStack:
@@ -57,7 +58,7 @@ class TierStack:
         self.counters = Counters()
         self.host = HostTier(specs[0])
         self.stores = [Store(open_tier(spec)) for spec in specs[1:]]
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a read that is taken back reports it in the same thread
         self._leaving: dict[str, SpanRecord] = {}
         """Records that left host memory and are not written yet."""
         self._coming: dict[str, _Coming] = {}
@@ -340,15 +341,16 @@ class TierStack:
         """The read of a record, under way or new; None where no store can have it."""
         with self._lock:
             coming = self._coming.get(key)
-            if coming is not None:
+            # One that is wanted now does not wait its turn behind those that are not.
+            if coming is not None and (ahead or not coming.ahead or not coming.future.cancel()):
                 return coming
             first = next((store for store in self.stores if self._may_have(store, key)), None)
             if first is None:
                 return None
-            future = first.reading(partial(self._read, key, stay))
+            future = first.reading(partial(self._read, key, stay), ahead=ahead)
             if future is None:
                 return None
-            coming = self._coming[key] = _Coming(future, first, time.monotonic())
+            coming = self._coming[key] = _Coming(future, first, time.monotonic(), ahead)
         if ahead:
             self.counters.add("prefetched")
         future.add_done_callback(lambda _: self._arrived(key, coming))

@@ -1,6 +1,7 @@
 """A tier behind threads of its own: a store that stalls keeps nobody waiting longer than its time-out.
 
-Writes are done one after the other by one thread, reads by a few. Whoever waits for a read gives up after the tier's
+Writes are done one after the other by one thread, reads by a few; those that nobody waits for yet have threads of their
+own, so that they are in nobody's way. Whoever waits for a read gives up after the tier's
 time-out and takes it for a miss; the breaker then keeps further ones away. A store that is full is still read.
 """
 
@@ -39,6 +40,7 @@ class Store:
         self._room = Breaker(tier.name, fails="takes nothing more", works="takes entries again")
         self._writer = ThreadPoolExecutor(1, f"tenure-{tier.kind}-write", compute_alone)
         self._readers = ThreadPoolExecutor(_READERS, f"tenure-{tier.kind}-read", compute_alone)
+        self._ahead = ThreadPoolExecutor(_READERS, f"tenure-{tier.kind}-ahead", compute_alone)
         # A server removes by itself what has expired; in a folder it has waited for the first write.
         self._tidied = time.monotonic() - (_TIDY if isinstance(tier, DiskTier) else 0.0)
         self._closed = threading.Event()
@@ -78,9 +80,9 @@ class Store:
         """Have the writing thread do something; None if there is none any more."""
         return self._submit(self._writer, work)
 
-    def reading(self, work: Callable[[], T]) -> Future[T] | None:
-        """Have a reading thread do something; None if there is none any more."""
-        return self._submit(self._readers, work)
+    def reading(self, work: Callable[[], T], *, ahead: bool) -> Future[T] | None:
+        """Have a reading thread do something, ``ahead`` of when it is asked for; None if there is none any more."""
+        return self._submit(self._ahead if ahead else self._readers, work)
 
     def answered_since(self, moment: float) -> bool:
         """Whether it has answered something within its time-out since a moment of ``time.monotonic()``.
@@ -105,7 +107,7 @@ class Store:
     def stop(self) -> None:
         """Finish what was begun, drop what was not, and end the threads; calls in one's own thread still work."""
         self._closed.set()
-        for pool in (self._writer, self._readers):
+        for pool in (self._writer, self._readers, self._ahead):
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _submit(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> Future[T] | None:
