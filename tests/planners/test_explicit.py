@@ -156,3 +156,38 @@ def test_after_a_rollback_a_plan_under_the_same_id_is_read(engines):
     session.append(user("b"))
     session.append(user(plan_text({"id": "y"}), span="plan"))
     assert "y" in session.plan, "it was taken back and has come again"
+
+
+def test_a_plan_is_taken_once_though_its_message_grows(engines, monkeypatch):
+    """The end of an answer belongs to its message only once the next one comes."""
+
+    def answer(text):
+        Script([*encode("chatml", text), tokenizer("chatml").eos_token_id]).install(monkeypatch)
+        "".join(session.generate(max_tokens=200))
+
+    session = chat_session(engines, **(EXPLICIT | {"budget": 400}))
+    session.append(user("go"))
+    reply = plan_text({"id": "a"}, {"id": "b"}, {"id": "c"}, current="a")
+    answer(reply)
+    session.append(user("next"))
+    session.plan.finish("a")
+    session.plan.remove("c")
+    answer("done")
+    session.append(user("more"))
+    assert [step.id for step in session.plan.steps] == ["a", "b"]
+    assert session.plan.current.id == "b"
+
+
+@pytest.mark.parametrize("computed", [False, True])
+def test_a_restored_session_takes_no_plan_again(engines, tmp_path, computed):
+    session = chat_session(engines, **EXPLICIT)
+    session.append(user(plan_text({"id": "a"}, {"id": "b"}, current="a")))
+    if computed:
+        session.append(user("go on"))
+    session.plan.finish("a")
+    session.save(tmp_path / "saved")
+    for one in (session, session.engine.restore(tmp_path / "saved")):
+        one.append(user("more"))
+        assert one.plan.current.id == "b"
+        one.append(user(plan_text({"id": "c"}, current="c"), span="anew"))
+        assert one.plan.current.id == "c"

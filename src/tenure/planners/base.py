@@ -180,6 +180,13 @@ class Planner(ABC):
             PlannerError: nothing can be proposed this time.
         """
 
+    def state(self) -> Any:
+        """Plain values that a saved session keeps beside what is learnt again from its documents; None for nothing."""
+        return None
+
+    def resume(self, state: Any) -> None:  # noqa: B027  # most have none
+        """Go on from what :meth:`state` gave."""
+
     @abstractmethod
     def fork(self) -> Self:
         """An independent planner that has learnt the same, for a fork of the session."""

@@ -10,8 +10,10 @@ messages. ``superseded`` is followed; the form's other fields are the session's 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import takewhile
 from typing import ClassVar, Self
 
 from tenure.errors import PlanError
@@ -29,11 +31,14 @@ class Explicit(Planner):
     name: ClassVar[str] = "explicit"
 
     _read: dict[str, list[str]] = field(default_factory=dict, init=False, repr=False)
+    """Digests of the plans that were taken, by message."""
 
     def propose(self, context: Context) -> Proposal:
         """See the class."""
+        grown = {document.id for document in context.come}
         for span in context.gone:
-            self._read.pop(span, None)
+            if span not in grown:
+                self._read.pop(span, None)
         edges: list[Edge] = []
         steps: list[Step] = []
         finished: list[str] = []
@@ -42,12 +47,13 @@ class Explicit(Planner):
         current: str | None = None
         for document in (*context.come, *context.new):
             plans = PLAN_TEXT.findall(document.text)
-            # A message is seen when it is queued, and again when it was computed. Ids of spans come again after a
-            # rollback, so its plans tell whether it was read.
-            if not plans or self._read.get(document.id) == plans:
-                continue
-            self._read[document.id] = plans
-            for text in plans:
+            # A message is seen when it is queued, when it was computed, and when it has grown. Ids of spans come
+            # again after a rollback, so its plans tell what of it was read.
+            read, keys = self._read.get(document.id, []), [_key(text) for text in plans]
+            if plans:
+                self._read[document.id] = keys
+            same = takewhile(lambda pair: pair[0] == pair[1], zip(read, keys, strict=False))
+            for text in plans[sum(1 for _ in same) :]:
                 known = [step.id for step in (*context.plan.steps, *steps)]
                 try:
                     data, ignored = _parse(text, known)
@@ -68,11 +74,23 @@ class Explicit(Planner):
                 ]
         return Proposal(edges, steps, superseded, finished, current, problems, looked=False)
 
+    def state(self) -> dict[str, list[str]]:
+        """See the base."""
+        return dict(self._read)
+
+    def resume(self, state: Mapping[str, list[str]]) -> None:
+        """See the base."""
+        self._read = dict(state)
+
     def fork(self) -> Self:
         """See the base."""
         copy = type(self)()
         copy._read = dict(self._read)
         return copy
+
+
+def _key(text: str) -> str:
+    return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _parse(text: str, known: Iterable[str]) -> tuple[PlanData, list[str]]:

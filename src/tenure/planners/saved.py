@@ -29,6 +29,9 @@ def planning_json(session: Session) -> dict[str, Any] | None:
         "now": {name: [edge.to_json() for edge in edges] for name, edges in planning.now.items()},
         "seen": [[*seen, planning.came.get(seen[0], 1)] for seen in planning.corpus.seen],
         "same": planning.corpus.same(session.memory.ids),
+        "states": {
+            planner.name: state for planner in planning.planners if (state := planner.state()) is not None
+        },
     }
 
 
@@ -49,6 +52,9 @@ def resume_planning(session: Session, data: Mapping[str, Any] | None) -> None:
     planning.came = {span: turn for span, _, _, turn in seen}
     # The others were taken back since, which planners hear at the next boundary.
     held = [one for one in seen if one[0] in table and table.get(one[0]).start == one[1] and one[2] <= same]
+    for planner in planning.planners:
+        if (state := data.get("states", {}).get(planner.name)) is not None:
+            planner.resume(state)
     for turn, group in groupby(held, key=lambda one: int(one[3])):
         come = [document(session, table.get(span), ids[start:stop]) for span, start, stop, _ in group]
         context = Context(session, [], come, [], False, turn)
