@@ -15,7 +15,7 @@ from tenure import Plan, Step
 from tenure.errors import ConfigError
 from tenure.reads import spare
 from tenure.tiers.record import SpanRecord
-from tests.chats import chat_engine
+from tests.chats import chat_engine, chat_session, user
 from tests.conftest import random_ids
 from tests.oracles import check_ledger, state_of
 from tests.reference import MaskedReference
@@ -501,4 +501,19 @@ def test_a_rollback_while_a_store_rests_loses_no_span_that_is_here(engines):
         session.append_ids(random_ids(20, 3 + seed))
     assert session.explain("a").resident < 1
     assert session.fetch(["a"]) == ["a"]
+    check_ledger(session)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_message_that_another_takes_the_place_of_comes_back_under_its_own_name(engines, named):
+    """The two begin alike, so that the span of the first goes on as that of the second."""
+    session = chat_session(engines, policy="recency", archive=Shelf(), **OPTIONS)
+    session.sync([user("the limit is 48", **({"span": "draft"} if named else {}))], reply=False)
+    session.sync([user("the node limit is 99 here", span="final")], reply=False)
+    for number in range(4):
+        session.append(user(f"filler {number} " * 6))
+    assert session.explain("final").resident == 0.0
+    assert session.fetch(["final"]) == ["final"]
+    assert session.explain("final").resident == 1.0
+    assert "draft" not in session.memory.archive.records
     check_ledger(session)

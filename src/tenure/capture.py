@@ -62,15 +62,15 @@ class Capture:
                 score = ledger.score[:, row : row + stop - start].to("cpu", copy=True)
                 self._parts.append(SpanRecord(span.id, start, ids[start:stop], keys, values, score))
             if number + 1 < len(ledger.spans):
-                self._seal(span.start, span.stop)
+                self._seal(span)
         self.upto = ledger.length
 
-    def _seal(self, start: int, stop: int) -> None:
+    def _seal(self, span: Span) -> None:
         """Archive the span of the parts at hand, if they are all of it."""
         parts, self._parts = self._parts, []
-        if not parts or parts[0].start != start or sum(map(len, parts)) != stop - start:
+        if not parts or parts[0].start != span.start or sum(map(len, parts)) != len(span):
             return  # an empty span, or one whose first part was lost with a store
-        whole = parts[0]
+        whole = replace(parts[0], span=span.id)  # it may have got another name since
         if len(parts) > 1:
             ids = array("I")
             for part in parts:
