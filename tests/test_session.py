@@ -869,6 +869,16 @@ def test_closing_tokens_never_overfill_the_pins(engines):
     assert sizes[-1] == 64 - 2 - 1, "the last of the texts has filled the window"
 
 
+@pytest.mark.parametrize("number", range(3, 7))
+def test_closing_tokens_take_no_name_that_raw_ids_are_given(engines, number):
+    session = chat_session(engines, "tools")
+    session.append([user("go"), tool("22", pin="hard", span="result")])
+    session.append_ids([5, 6, 7], span=f"tool-{number}")
+    assert ids_of(session)[-3:] == [5, 6, 7]
+    assert len(session.memory.ledger.spans.get(f"tool-{number}")) == 3
+    session.check_integrity()
+
+
 # -- C22: reasoning that the template drops ----------------------------------------------------------
 
 

@@ -155,13 +155,14 @@ class Session(SessionBase):
         pieces: list[Piece],
         transcript: Transcript,
         places: list[tuple[int, State]],
+        reserved: Iterable[str] = (),
     ) -> list[Span]:
         for piece in pieces:
             self._follow(piece)
         settle(self)
         if any(piece.step is not None for piece in pieces):
             self.memory.restore(self.plan.current_reads)
-        named = {piece.span for piece in pieces}
+        named = {*reserved, *(piece.span for piece in pieces)}
         spans = []
         for piece in pieces:
             span = self.memory.last_span
@@ -223,7 +224,7 @@ class Session(SessionBase):
         with uninterrupted():
             if self._transcript is not None:
                 transcript = self._transcript.fork()
-                self._enqueue(transcript.close(), transcript, [])  # a closing that was held back
+                self._enqueue(transcript.close(), transcript, [], [new.id])  # a closing that was held back
                 transcript.raw()
                 self._states.append(
                     (len(self.memory.ids) + self.memory.waiting + len(ids), transcript.snapshot())
