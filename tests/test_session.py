@@ -494,7 +494,8 @@ def test_no_tokenizer(engines):
 def test_a_turn_in_the_making_blocks_everything_else(engines):
     session = chat_session(engines)
     session.append([user("Hi")])
-    turn = session.generate(max_tokens=3)
+    session.generate(max_tokens=3)
+    turn = session.turn
     calls = [
         lambda: session.append("x"),
         lambda: session.generate(),
@@ -509,7 +510,7 @@ def test_a_turn_in_the_making_blocks_everything_else(engines):
             call()
     turn.close()
     turn.close()
-    assert turn.reason == "cancel"
+    assert (turn.reason, session.turn) == ("cancel", None)
     session.append("x")
     check_ledger(session)
 

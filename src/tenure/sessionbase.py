@@ -175,6 +175,11 @@ class SessionBase:
         stats = session_stats(self.memory, self.engine.layout.token_bytes)
         return stats if self.planning is None else replace(stats, planner=self.planning.to_json())
 
+    @property
+    def turn(self) -> Turn | None:
+        """The turn that is being generated."""
+        return self._turn
+
     def close(self) -> None:
         """End an open turn and free the slab. The ledger still answers; anything else is refused."""
         if self._turn is not None:
@@ -209,7 +214,9 @@ class SessionBase:
         self._usable()
         if self._turn is not None:
             raise ConfigError(
-                "a turn is still being generated", option="session", way_out="Finish or close the turn first"
+                "a turn is still being generated",
+                option="session",
+                way_out="Finish it first, or close it: session.turn.close()",
             )
 
     def checked_ids(self, ids: Sequence[int], option: str = "ids") -> list[int]:
