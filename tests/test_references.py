@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from tenure import Plan, Step
+from tenure import Plan, Session, Step
 from tenure.errors import BudgetError, MessageError, PlanError
 from tenure.plan import MessageNumber, Quote
 from tests.chats import assistant, chat_session, encode, system, tool, user
@@ -173,3 +173,18 @@ def test_a_plan_that_is_wrong_in_every_way_breaks_nothing(engines, seed):
         check_ledger(session)
     assert session.ask("go on", max_tokens=3) is not None
     check_ledger(session)
+
+
+def test_spans_are_decoded_once_while_a_quote_is_looked_for(engines, monkeypatch):
+    """A quote that nobody has said yet is looked for at every message."""
+    decoded = []
+    real = Session.text_of
+    monkeypatch.setattr(Session, "text_of", lambda self, ids: (decoded.append(len(ids)), real(self, ids))[1])
+    session = chat_session(engines, policy="full", plan=Plan([Step("fix", reads=(Quote("the limit is 48"),))]))
+    for number in range(20):
+        session.append(user(f"{number} apples and pears"))
+    assert sum(decoded) < 4 * len(session)
+    session.keep_first(len(session) // 2)
+    session.append(user("the limit is 48", span="here"))
+    assert session.plan["fix"].reads == ("here",)
+    assert session.fork().plan["fix"].reads == ("here",)

@@ -76,7 +76,7 @@ def check_reads(
     ]
     coming = _behind(held, pieces)
     for known in (held, coming):  # in the order in which the session settles references
-        plan.resolve(finder(known, session.text_of))
+        plan.resolve(finder(known, session.searchable))
     frozen = memory.frozen if upto is None else memory.frozen.before(upto)
     yields = {span.id for span in yielding}
     gone: list[Read] = []
@@ -85,7 +85,7 @@ def check_reads(
         plan.withdraw([(step, left[-1])])
     if short:
         raise short
-    find = finder(coming, session.text_of)
+    find = finder(coming, session.searchable)
     for read in session.plan.guessed.of(step) if gone else ():
         if read in gone or (not isinstance(read, str) and set(gone) & set(find(read))):
             session.plan.withdraw([(step, read)])

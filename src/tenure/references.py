@@ -8,7 +8,7 @@ first span that fits settles it. Plans are not searched for quotes: they hold th
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tenure.errors import PlanError
@@ -31,7 +31,7 @@ def settle(session: SessionBase) -> list[Unsettled]:
     """
     if not session.plan.pending:
         return []
-    return session.plan.resolve(finder(contents(session.memory), session.text_of))
+    return session.plan.resolve(finder(contents(session.memory), session.searchable))
 
 
 def reopen(plan: Plan, memory: Memory, count: int) -> None:
@@ -94,28 +94,57 @@ def contents(memory: Memory, only: Collection[str] | None = None) -> Iterator[tu
     yield from waiting.values()
 
 
+class Texts:
+    """Texts of a session's spans, as quotes are looked for in them: decoded once for as long as the spans are there."""
+
+    def __init__(self, held: Mapping[bytes, str] | None = None) -> None:
+        self._held = dict(held or {})
+
+    def of(
+        self, spans: Iterable[tuple[Span, array[int]]], text_of: Callable[[array[int]], str]
+    ) -> list[tuple[str, str]]:
+        """Ids and texts of spans, in order, without plans.
+
+        Args:
+            spans: all of the session, with their token ids.
+            text_of: decodes ids.
+        """
+        before, self._held = self._held, {}
+        found = []
+        for span, ids in spans:
+            if span.region != Region.PLAN:
+                key = ids.tobytes()
+                text = before.get(key)
+                if text is None:
+                    text = _plain(PLAN_TEXT.sub(" ", text_of(ids)))
+                self._held[key] = text
+                found.append((span.id, text))
+        return found
+
+    def copy(self) -> Texts:
+        """An independent one."""
+        return Texts(self._held)
+
+
 def finder(
-    spans: Iterable[tuple[Span, array[int]]], text_of: Callable[[array[int]], str]
+    spans: Iterable[tuple[Span, array[int]]],
+    searchable: Callable[[Sequence[tuple[Span, array[int]]]], Sequence[tuple[str, str]]],
 ) -> Callable[[Reference], list[str]]:
     """A function that gives the ids of the spans that a reference fits.
 
     Args:
         spans: spans and their token ids, in order.
-        text_of: decodes ids.
+        searchable: gives the ids and texts of spans that quotes are looked for in.
     """
     held = list(spans)
     messages = [span.id for span, _ in held if span.role is not None and span.message]
-    texts: list[tuple[str, str]] = []
+    texts: Sequence[tuple[str, str]] = ()
 
     def find(reference: Reference) -> list[str]:
+        nonlocal texts
         if isinstance(reference, MessageNumber):
             return messages[reference.number : reference.number + 1]
-        if not texts:
-            texts.extend(
-                (span.id, _plain(PLAN_TEXT.sub(" ", text_of(ids))))
-                for span, ids in held
-                if span.region != Region.PLAN
-            )
+        texts = texts or searchable(held)
         wanted = _plain(reference.text)
         return [span_id for span_id, text in texts if wanted in text]
 

@@ -17,7 +17,7 @@ from tenure.interrupt import uninterrupted
 from tenure.memory import Memory
 from tenure.plan import Plan
 from tenure.planners import make_planning
-from tenure.references import reopen, settle
+from tenure.references import Texts, reopen, settle
 from tenure.regions import AnyRegion
 from tenure.report import SessionStats, SpanReport, session_stats, span_report
 from tenure.spans import Pin, Span, check_span_id
@@ -25,6 +25,8 @@ from tenure.tiers.record import Archive
 from tenure.transcript import State, Transcript
 
 if TYPE_CHECKING:
+    from array import array
+
     from tenure.engine import Engine
     from tenure.turn import Turn
 
@@ -68,6 +70,7 @@ class SessionBase:
         self._forcing = False
         self._unnamed = 0
         self._step: str | None = None
+        self._texts = Texts()
         self._closed = False
 
     # -- going back, branching, coming back ------------------------------------------------------
@@ -124,6 +127,7 @@ class SessionBase:
         copy.planning = None if self.planning is None else self.planning.fork()
         copy._transcript = None if self._transcript is None else self._transcript.fork()
         copy._states = list(self._states)
+        copy._texts = self._texts.copy()
         copy._turn = None
         return copy
 
@@ -165,6 +169,10 @@ class SessionBase:
         """Token ids as text; empty without a tokenizer."""
         tokenizer = self.engine.tokenizer
         return "" if tokenizer is None else str(tokenizer.decode(list(ids)))
+
+    def searchable(self, spans: Iterable[tuple[Span, array[int]]]) -> list[tuple[str, str]]:
+        """Ids and texts of spans of this session that quotes are looked for in."""
+        return self._texts.of(spans, self.text_of)
 
     def evictions(self) -> list[EvictedPage]:
         """The newest evicted pages with region, score, age and reason, oldest first."""
