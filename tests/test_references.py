@@ -180,7 +180,9 @@ def test_spans_are_decoded_once_while_a_quote_is_looked_for(engines, monkeypatch
     decoded = []
     real = Session.text_of
     monkeypatch.setattr(Session, "text_of", lambda self, ids: (decoded.append(len(ids)), real(self, ids))[1])
-    session = chat_session(engines, policy="full", plan=Plan([Step("fix", reads=(Quote("the limit is 48"),))]))
+    session = chat_session(
+        engines, policy="full", plan=Plan([Step("fix", reads=(Quote("the limit is 48"),))])
+    )
     for number in range(20):
         session.append(user(f"{number} apples and pears"))
     assert sum(decoded) < 4 * len(session)

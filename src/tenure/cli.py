@@ -6,7 +6,11 @@ are imported by the command that needs them.
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,12 +29,12 @@ from tenure.commands.options import (
     flag_names,
     spread,
 )
-from tenure.errors import TenureError
+from tenure.errors import ConfigError, TenureError
 from tenure.version import __version__
 
 
 class _Commands(TyperGroup):
-    """Turns Tenure's errors into a message and exit code 2, and Ctrl-C into 130."""
+    """Turns errors of Tenure and of the system into a message and exit code 2, and Ctrl-C into 130."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -40,6 +44,17 @@ class _Commands(TyperGroup):
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
+        except OSError as error:
+            if error.errno in (
+                None,
+                errno.EPIPE,
+            ):  # whoever read has gone; that is told by the exit code alone
+                raise
+            with suppress(OSError, ValueError):  # what is left for a full disk is not tried again at the end
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            _show(ConfigError(str(error), way_out="Make room, or name another place" if full else None), {})
+            raise typer.Exit(2) from None
 
 
 app = typer.Typer(

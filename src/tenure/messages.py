@@ -121,7 +121,7 @@ def _parse(
         raise MessageError(
             f"role: unknown role {role!r}", index=index, way_out=f"Known roles: {', '.join(ROLES)}"
         )
-    calls = _tool_calls(obj.get("tool_calls"), index)
+    calls = tool_calls(obj.get("tool_calls"), index)
     if calls and role != "assistant":
         raise MessageError(f"tool_calls: a {role} message cannot call tools", index=index)
     reasoning = _text(obj.get("reasoning_content"), "reasoning_content", index)
@@ -175,20 +175,30 @@ def _content(value: object, index: int) -> str | None:
         place = f"content[{number}]"
         text = part if isinstance(part, str) else None
         if isinstance(part, dict):
-            if part.get("type", "text") not in ("text", "input_text", "output_text"):
+            kind = part.get("type", "text")
+            if kind not in ("text", "input_text", "output_text", "refusal"):
                 raise MessageError(
-                    f"{place}: parts of type {part['type']!r} are not read",
+                    f"{place}: parts of type {kind!r} are not read",
                     index=index,
                     way_out="Send text parts",
                 )
-            text = part.get("text")
+            text = part.get("refusal" if kind == "refusal" else "text")
         if text is None:
             raise MessageError(f"{place}: no text", index=index)
         texts.append(_text(text, place, index) or "")
     return "".join(texts)
 
 
-def _tool_calls(value: object, index: int) -> tuple[Mapping[str, Any], ...]:
+def tool_calls(value: object, index: int) -> tuple[Mapping[str, Any], ...]:
+    """The calls of an assistant's message, in OpenAI's form.
+
+    Args:
+        value: what the message says of them; None for none.
+        index: number of the message, for errors.
+
+    Raises:
+        MessageError: one cannot be read.
+    """
     if value is None:
         return ()
     if not isinstance(value, (list, tuple)):

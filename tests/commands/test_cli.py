@@ -58,6 +58,7 @@ OPTIONS = [
     (["--planner", "llm+online", "--planner-option", "most=3"], "--planner-option: 'most' is not one of"),
     (["--positions", "round"], "--positions: 'round' is not known"),
     (["--granularity", "head"], "--granularity: 'head' is not known"),
+    (["--compress", "zip"], "--compress: 'zip' is not known"),
     (["--chunk", "0"], "--chunk: 0 is too small"),
     (["--slack", "0"], "--slack: 0 is too small"),
     (["--sinks", "-1"], "--sinks: -1 is too small"),
@@ -91,6 +92,25 @@ def test_bad_option(tenure, tiny_folder, session_file, options, text):
 )
 def test_an_error_names_the_flag_however_the_config_calls_it(tenure, tiny_folder, command, text):
     assert text in " ".join(tenure(*command, tiny_folder, code=2).stderr.split())
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is full")
+def test_a_full_disk_behind_stdout_is_told(tiny_folder, session_file):
+    with open("/dev/full", "w") as full:
+        command = [
+            sys.executable,
+            "-m",
+            "tenure",
+            "run",
+            str(session_file(GOOD)),
+            "-m",
+            tiny_folder,
+            "--json",
+        ]
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert result.returncode == 2
+    assert "No space left on device" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 FILES = {

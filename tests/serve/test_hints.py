@@ -155,6 +155,8 @@ def test_a_rejected_hint_says_which_one_and_why(http):
         {"session_id": ".."},
         {"session_id": 5},
         {"session_id": "x" * 300},
+        {"session_id": "team "},
+        {"session_id": " team"},
         {"messages": [user("x", span="a\0b")]},
         {"messages": [user("x", step="s", reads=["a\0"])]},
     ],

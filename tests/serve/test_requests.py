@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 
+import httpx
 import pytest
 
+from tenure.serve.completions import _ascii
 from tests.chats import user
-from tests.serve.live import say
+from tests.serve.live import say, serving, tiny_engine
 
 CHAT = "/v1/chat/completions"
 
@@ -127,7 +129,7 @@ FUNCTION = '"tools": [{"type": "function", "function": {"name": "f", "parameters
 SCHEMA = '"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": [%s]}}}'
 
 
-@pytest.mark.parametrize("value", [DEEP, HALF], ids=["deep", "half"])
+@pytest.mark.parametrize("value", [DEEP, HALF, "NaN", "-1e999"], ids=["deep", "half", "nan", "infinite"])
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -140,13 +142,19 @@ def test_data_without_end_or_that_is_no_text_is_refused(http, fields, param, val
     assert refused(send(http, fields % value))[:2] == ("invalid_value", param)
 
 
-@pytest.mark.parametrize("value", [DEEP, HALF], ids=["deep", "half"])
+@pytest.mark.parametrize("value", [DEEP, HALF, "NaN", "-1e999"], ids=["deep", "half", "nan", "infinite"])
 def test_what_a_response_gives_back_is_checked(http, value):
     for fields, param in (
         ('"tools": [{"type": "function", "name": "f", "x": %s}]', "tools"),
+        ('"tool_choice": {"type": "function", "name": "f", "x": %s}', "tool_choice"),
         ('"text": {"x": %s}', "text"),
     ):
         assert refused(send(http, fields % value, "/v1/responses", RESPONSE))[:2] == ("invalid_value", param)
+
+
+def test_a_raw_prompt_that_is_no_text_is_refused(http):
+    reply = send(http, f'"prompt": {HALF}', "/v1/completions", b'{"model": "tiny", "max_tokens": 1')
+    assert refused(reply)[:2] == ("invalid_value", "prompt")
 
 
 def test_what_is_no_text_and_what_is_no_route_is_told(http):
@@ -226,3 +234,46 @@ def test_a_call_with_half_a_character_does_not_lose_the_answer(http, monkeypatch
     messages = [user("x"), choice["message"], {"role": "tool", "content": "y", "tool_call_id": "z"}]
     messages[2]["tool_call_id"] = choice["message"]["tool_calls"][0]["id"]
     assert post(http, messages, tools=tools, max_tokens=200).status_code == 200
+
+
+@pytest.mark.parametrize("template", ["tools", "chatml"])
+def test_calls_are_read_alike_with_and_without_tools_in_the_template(template):
+    with serving(tiny_engine(template)) as live, httpx.Client(base_url=live.url, timeout=30) as http:
+        for call in (
+            {},
+            {"function": "f"},
+            {"function": {"name": 5}},
+            {"function": {"name": "f", "arguments": 5}},
+        ):
+            messages = [user("x"), {"role": "assistant", "content": "", "tool_calls": [call]}, user("y")]
+            code, param, message = refused(post(http, messages))
+            assert (code, param) == ("invalid_message", "messages[1]")
+            assert "tool_calls[0]" in message
+        call = {"function": {"name": "f", "arguments": "{}"}}
+        messages = [user("x"), {"role": "assistant", "content": "", "tool_calls": [call]}, user("y")]
+        assert post(http, messages).status_code == 200
+
+
+def test_a_choice_of_another_type_is_told_from_an_unknown_function(http):
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": tools}}
+    assert "'allowed_tools' is not read" in refused(post(http, tools=tools, tool_choice=choice))[2]
+    choice = {"type": "function", "function": {"name": "g"}}
+    assert "not among the tools" in refused(post(http, tools=tools, tool_choice=choice))[2]
+
+
+def test_a_refusal_among_the_parts_is_text(http):
+    part = {"type": "refusal", "refusal": "I would rather not."}
+    messages = [user("x"), {"role": "assistant", "content": [part]}, user("y")]
+    told = [user("x"), {"role": "assistant", "content": part["refusal"]}, user("y")]
+    assert (
+        post(http, messages).json()["usage"]["prompt_tokens"]
+        == post(http, told).json()["usage"]["prompt_tokens"]
+    )
+
+
+@pytest.mark.parametrize("name", ["a", "é✓", " a", "a ", " ", "a  b"])
+def test_a_header_can_say_every_name(name):
+    said = _ascii(name)
+    assert said.isascii()
+    assert said == said.strip() != ""

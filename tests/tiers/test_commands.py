@@ -62,6 +62,12 @@ def test_names_are_shown_as_they_are(tenure, tier, tmp_path):
     assert "[red]zz" in shown
 
 
+def test_a_folder_that_is_looked_at_is_not_made(tenure, tmp_path):
+    for command in ("ls", "stats", "gc"):
+        assert "there is no folder" in tenure("tiers", command, f"disk:{tmp_path}/typo:1M", code=2).stderr
+    assert not (tmp_path / "typo").exists()
+
+
 def test_bad_tiers(tenure):
     assert "no tier" in tenure("tiers", "ls", "tape:/x", code=2).stderr
     assert "URL" in tenure("tiers", "stats", "valkey:1M", code=2).stderr

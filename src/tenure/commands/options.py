@@ -198,7 +198,7 @@ class MemoryOptions:
         if config.compress is not None:
             from tenure.compress import make_compressor
 
-            make_compressor(config.compress)
+            make_compressor(config.compress, option="compress")
         return config
 
 

@@ -27,12 +27,19 @@ METHODS: dict[str, tuple[str, str]] = {
 """Module and class of each method."""
 
 
-def make_compressor(name: str, options: Mapping[str, Any] | None = None) -> Compressor:
+def make_compressor(
+    name: str, options: Mapping[str, Any] | None = None, *, option: str = "method"
+) -> Compressor:
     """A method by name.
+
+    Args:
+        name: of the method.
+        options: of the method.
+        option: where the name was given, for errors.
 
     Raises:
         ConfigError: no such method, or it has no such option, or the option is of another type.
     """
-    module, cls = look_up(METHODS, name, option="method")
+    module, cls = look_up(METHODS, name, option=option)
     kind: type[Compressor] = getattr(import_module(module), cls)
-    return make({name: kind}, name, options or {}, option="method")
+    return make({name: kind}, name, options or {}, option=option)

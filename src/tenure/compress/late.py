@@ -46,7 +46,7 @@ class Late:
     """
 
     def __init__(self, method: str, ratio: float) -> None:
-        make_compressor(method)
+        make_compressor(method, option="compress")
         self.method = method
         self.ratio = ratio
         self._turns = [0]

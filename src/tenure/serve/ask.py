@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tenure.conversation import Conversation, render
 from tenure.errors import ConfigError, MessageError, ModelError
+from tenure.messages import tool_calls
 from tenure.sampling import SamplingOptions
 from tenure.serve.errors import ApiError
 from tenure.serve.hints import Hints, fit_pins, read_hints, read_marks
@@ -93,6 +94,8 @@ def make_ready(ask: Ask, engine: Engine, config: ServeConfig) -> Ready:
     form = form_of_engine(engine)
     more = 0
     if form is None:
+        for number, message in zip(order, messages, strict=True):
+            tool_calls(message.get("tool_calls"), number)
         messages, more = fold(messages, tools)
     transcript = engine.transcript(
         tools=(tools or None) if form else None, template_options=ask.template_options
@@ -195,6 +198,13 @@ def _grammar(
     if not tools or form is None or (choice in (None, "auto") and schema is None):
         return None if schema is None else Grammar.json_schema(engine.tokenizer, schema)
     if isinstance(choice, Mapping):
+        if (kind := choice.get("type", "function")) != "function":
+            raise ApiError(
+                400,
+                "invalid_value",
+                f"a tool_choice of type {kind!r} is not read; send none, auto, required, or one function",
+                param="tool_choice",
+            )
         function = choice.get("function")
         name = function.get("name") if isinstance(function, Mapping) else choice.get("name")
         tools = [tool for tool in tools if tool["function"]["name"] == name]

@@ -81,7 +81,9 @@ async def _left(request: Request) -> None:
 
 
 def _ascii(name: str) -> str:
-    return name.encode("ascii", "backslashreplace").decode()
+    """As a header may say it, where text is ASCII and has no space at its ends."""
+    text = name.encode("ascii", "backslashreplace").decode()
+    return text if text == text.strip() else text.replace(" ", "\\x20")
 
 
 @router.post("/chat/completions")

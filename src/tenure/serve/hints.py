@@ -106,6 +106,8 @@ def check_name(value: object, option: str) -> str:
         )
     if option == "session_id" and ("/" in value or value in (".", "..")):
         raise ApiError(400, "invalid_name", "a session_id has no slash and is not '.' or '..'", param=option)
+    if option == "session_id" and value != value.strip():
+        raise ApiError(400, "invalid_name", "a session_id has no space at its ends", param=option)
     return value
 
 

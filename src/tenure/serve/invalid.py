@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -36,7 +37,7 @@ def refusal_of(error: RequestValidationError) -> ApiError:
 
 
 def check_data(value: object, param: str, *, texts: bool = True) -> None:
-    """Refuse data that is nested without end, or whose texts no encoding can take.
+    """Refuse data that is nested without end, numbers that JSON does not have, and texts that no encoding can take.
 
     Args:
         value: as JSON gives it.
@@ -56,6 +57,8 @@ def check_data(value: object, param: str, *, texts: bool = True) -> None:
                     _check_texts(one, param)
             elif isinstance(one, (list, tuple)):
                 deeper += one
+            elif isinstance(one, float) and not math.isfinite(one):
+                raise ApiError(400, "invalid_value", f"{param}: {one} is no number of JSON's", param=param)
             elif texts:
                 _check_texts([one], param)
         if not deeper:

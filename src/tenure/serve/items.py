@@ -50,13 +50,6 @@ def _content(item: Mapping[str, Any], number: int) -> Any:
     content = item.get("content")
     if content is None:
         raise _broken(number, "a message has content")
-    if isinstance(content, list):
-        parts = []
-        for part in content:
-            if isinstance(part, Mapping) and part.get("type") == "refusal":
-                part = {"type": "output_text", "text": part.get("refusal")}
-            parts.append(part)
-        return parts
     return content
 
 

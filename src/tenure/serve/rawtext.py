@@ -16,6 +16,7 @@ from tenure.sampling import SamplingOptions
 from tenure.serve.chat import Gathered, about, usage
 from tenure.serve.errors import ApiError, api_error
 from tenure.serve.hints import read_hints
+from tenure.serve.invalid import check_data
 from tenure.serve.jobs import Finished, Reply, Started, Text
 from tenure.serve.logprobs import Placed, listed
 from tenure.serve.runner import new_id
@@ -54,6 +55,8 @@ def raw_fields(
         ApiError: too long, or ids that the model does not know.
     """
     read = read_hints(hints)
+    if isinstance(prompt, str):
+        check_data(prompt, "prompt")
     transcript = engine.transcript()
     if transcript is None:
         raise ModelError("the model has no tokenizer", option="model", way_out="Serve another model")

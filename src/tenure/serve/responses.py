@@ -226,7 +226,7 @@ async def respond(body: ResponsesRequest, request: Request) -> Response:
     """Answer, going on from an earlier response if one is named."""
     server, tenant = server_of(request), tenant_of(request)
     check_model(server, body.model)
-    for param in ("tools", "text", "metadata"):
+    for param in ("tools", "tool_choice", "text", "metadata"):
         check_data(getattr(body, param), param)  # they are given back
     new = messages_of(body.input)
     previous = body.previous_response_id

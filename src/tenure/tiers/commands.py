@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -108,6 +109,11 @@ def _open(texts: list[str]) -> list[Tier]:
             option="tiers",
             way_out="Give the URL of a server",
         )
+    for spec in specs:
+        if spec.kind == "disk" and not Path(spec.where).is_dir():
+            raise ConfigError(
+                f"there is no folder {spec.where}", option="tiers", way_out="Give one that an engine has used"
+            )
     return [open_tier(spec) for spec in specs if spec.kind != "host"]
 
 
