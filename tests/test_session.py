@@ -7,6 +7,7 @@ import math
 import random
 import time
 
+import numpy as np
 import pytest
 import torch
 
@@ -1230,6 +1231,38 @@ def test_given_ids_never_meet_made_ones(engines):
     with pytest.raises(MessageError, match="'user-6' is the id of an earlier span"):
         session.append([user("taken", span="user-6")])
     assert state_of(session) == before
+    check_ledger(session)
+
+
+def test_readers_are_the_steps_that_still_will_read(engines):
+    steps = [Step(name, ("facts",)) for name in ("passed", "late", "done", "now", "next")]
+    plan = Plan([*steps, Step("end")], expire_after=1)
+    session = chat_engine(engines).session(policy="full", plan=plan)
+    session.append([user("The code is 7319.", span="facts")])
+    for name in ("done", "now"):
+        plan.begin(name)
+    plan.finish("done")
+    plan.begin("next")
+    plan.confirm("late")
+    assert session.explain("facts").readers == ("late", "now", "next")
+    plan.begin("end")
+    assert (session.explain("facts").readers, plan.delta("facts")) == (("next",), 0)
+    plan.finish("next")
+    assert (session.explain("facts").readers, plan.delta("facts")) == ((), None)
+
+
+@pytest.mark.parametrize("count", [np.int64(5), torch.tensor(5)])
+def test_lengths_may_be_whole_numbers_of_any_library(engines, count):
+    session = chat_session(engines)
+    session.append([user("Hello there")])
+    length = len(session)
+    session.drop_last(count)
+    assert len(session) == length - 5
+    session.keep_first(count)
+    assert len(session) == 5
+    for wrong in (np.float64(1), np.array([1, 2]), "1", None, -1, 6):
+        with pytest.raises(ConfigError, match=r"is not in 0\.\.5"):
+            session.keep_first(wrong)
     check_ledger(session)
 
 

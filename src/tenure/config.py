@@ -135,7 +135,7 @@ class SessionConfig:
             raise ConfigError(
                 "policy 'full' keeps every slot, so a budget cannot hold",
                 option="budget",
-                way_out="Leave the budget out, or name an evicting policy",
+                way_out="Leave the budget out (in a SessionConfig: budget=None), or name an evicting policy",
             )
         elif self.budget < self.sinks + 1:
             raise ConfigError(

@@ -7,10 +7,12 @@ been renumbered for it.
 
 from __future__ import annotations
 
+import operator
 import os
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import SupportsIndex
 
 import torch
 from torch import Tensor
@@ -326,12 +328,7 @@ class Memory(TokenStream):
         Raises:
             ConfigError: out of range; nothing has changed.
         """
-        if not isinstance(count, int) or not 0 <= count <= len(self.ids):
-            raise ConfigError(
-                f"{count} is not in 0..{len(self.ids)}",
-                option="keep_first",
-                way_out="Give a length up to the present",
-            )
+        count = checked_count(count, len(self.ids), "keep_first", "Give a length up to the present")
         with uninterrupted():
             self.drop_backlog()
             if self._capture is not None:
@@ -384,3 +381,18 @@ class Memory(TokenStream):
         ahead = [one for one in self.frozen.segments if one.stop > len(self.ids)]
         if ahead or self.ledger.blocks != self.frozen.blocks:
             raise IntegrityError("compressed segments do not belong to the session's tokens")
+
+
+def checked_count(count: SupportsIndex, most: int, option: str, way_out: str) -> int:
+    """A number of tokens.
+
+    Raises:
+        ConfigError: it is no whole number from 0 to ``most``.
+    """
+    try:
+        number = operator.index(count)
+    except TypeError:
+        number = -1
+    if not 0 <= number <= most:
+        raise ConfigError(f"{count} is not in 0..{most}", option=option, way_out=way_out)
+    return number

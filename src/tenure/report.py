@@ -80,7 +80,7 @@ class SpanReport:
         positions: smallest and largest rotary position of its residents.
         rotary_gap: mean distance from the next token to its residents.
         pin: ``hard``, ``soft`` or None.
-        readers: unfinished steps that read it, nearest first.
+        readers: steps that will read it, those that are overdue among them, nearest first.
         evicted: slots lost by reason, summed over layers.
         text: its text.
         edges: what planners have said of it, newest first.
@@ -104,7 +104,7 @@ class SpanReport:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return asdict(self)
+        return asdict(self) | {"edges": [edge.to_json() for edge in self.edges]}
 
 
 def session_stats(memory: Memory, token_bytes: int) -> SessionStats:
@@ -149,6 +149,8 @@ def span_report(memory: Memory, span_id: str, text: Callable[[int, int], str]) -
     span = ledger.spans.get(span_id)
     inside = ledger.inside(span)
     positions = ledger.position[:, : ledger.rows][inside]
+    readers = plan.readers(span.id)
+    coming = (*(() if plan.turn is None else (plan.turn,)), *plan.overdue, *plan.coming)
     return SpanReport(
         id=span.id,
         region=str(span.region),
@@ -161,7 +163,7 @@ def span_report(memory: Memory, span_id: str, text: Callable[[int, int], str]) -
         positions=(int(positions.min()), int(positions.max())) if positions.numel() else None,
         rotary_gap=ledger.rotary_gap(span),
         pin=span.pin,
-        readers=tuple(step.id for step in plan.readers(span.id) if step.id not in plan.finished),
+        readers=tuple(step.id for step in coming if step in readers),
         evicted=dict(span.evicted),
         text=text(span.start, span.stop),
     )

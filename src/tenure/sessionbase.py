@@ -14,7 +14,7 @@ from tenure.config import SessionConfig
 from tenure.errors import ConfigError, ModelError
 from tenure.evictions import EvictedPage
 from tenure.interrupt import uninterrupted
-from tenure.memory import Memory
+from tenure.memory import Memory, checked_count
 from tenure.plan import Plan
 from tenure.planners import make_planning
 from tenure.references import Texts, reopen, settle
@@ -85,6 +85,7 @@ class SessionBase:
             ConfigError: ``count`` is not in ``0 .. tokens``; nothing has changed.
         """
         self._idle()
+        count = checked_count(count, len(self.memory.ids), "keep_first", "Give a length up to the present")
         with uninterrupted():
             self.memory.keep_first(count)
             reopen(self.plan, self.memory, count)
@@ -107,10 +108,7 @@ class SessionBase:
         """
         self._idle()
         tokens = len(self.memory.ids)
-        if not isinstance(count, int) or not 0 <= count <= tokens:
-            raise ConfigError(
-                f"{count} is not in 0..{tokens}", option="drop_last", way_out="Give fewer tokens"
-            )
+        count = checked_count(count, tokens, "drop_last", "Give fewer tokens")
         if count:
             self.keep_first(tokens - count)
 

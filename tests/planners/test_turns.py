@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
@@ -263,3 +264,18 @@ def test_a_fetch_on_a_guess_keeps_to_what_is_spare(engines, policy):
     assert back == (["a", "b"] if policy == "h2o" else ["a"])
     assert ("b" in back) or session.memory.restore(["b"]) == ["b"], "asked for by the client"
     check_ledger(session)
+
+
+def test_explanations_are_the_same_after_a_restore_and_plain_json(engines, tmp_path):
+    session = chat_session(engines, **OPTIONS, planner="retrieval")
+    session.append([user("alpha_limit is 48", span="limit"), user(filler(1)), user(filler(2))])
+    session.queue(user("What is alpha_limit?"), reply=True)
+    session.engine.drain([session])
+    told = session.explain("limit").to_json()
+    assert [edge["step"] for edge in told["edges"]] == ["now"]
+    assert "\\u0000" not in json.dumps(told)
+    session.planning.problems.append("retrieval: something")
+    session.save(tmp_path / "saved")
+    restored = session.engine.restore(tmp_path / "saved")
+    assert restored.explain("limit").to_json() == told
+    assert restored.stats().planner == session.stats().planner

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def planning_json(session: Session) -> dict[str, Any] | None:
-    """The state of a session's planners as plain values; the log of edges for explanations is left out."""
+    """The state of a session's planners as plain values."""
     planning = session.planning
     if planning is None:
         return None
@@ -29,6 +29,8 @@ def planning_json(session: Session) -> dict[str, Any] | None:
         "now": {name: [edge.to_json() for edge in edges] for name, edges in planning.now.items()},
         "seen": [[*seen, planning.came.get(seen[0], 1)] for seen in planning.corpus.seen],
         "same": planning.corpus.same(session.memory.ids),
+        "edges": [edge.to_json() for edge in planning.edges],
+        "problems": list(planning.problems),
         "states": {
             planner.name: state for planner in planning.planners if (state := planner.state()) is not None
         },
@@ -43,6 +45,8 @@ def resume_planning(session: Session, data: Mapping[str, Any] | None) -> None:
     planning.turn, planning.asked, planning.over = data["turn"], data["asked"], data["over"]
     planning.latest = set(data["latest"])
     planning.counts = Counter(data["counts"])
+    planning.edges.extend(Edge(**edge) for edge in data.get("edges", ()))
+    planning.problems.extend(data.get("problems", ()))
     planning.now = {
         name: [Edge(**edge | {"step": NOW}) for edge in edges] for name, edges in data["now"].items()
     }
