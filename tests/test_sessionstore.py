@@ -170,6 +170,17 @@ def test_tokens_that_were_queued_and_not_computed_are_saved(engines, file):
     assert state_of(again) == state_of(session)
 
 
+def test_what_the_policy_has_written_is_known_before_any_moment_is_remembered(engines, file):
+    engine = chat_engine(engines)
+    session = engine.session(policy="h2o", **SMALL)
+    session.queue([user("Second " * 30)])
+    engine.step([session])  # part of it
+    assert not session.memory.past.moments
+    session.save(file)
+    again = engine.restore(file)
+    assert again.memory.past.written == session.memory.past.written == ["score"]
+
+
 def test_an_empty_session_and_one_of_raw_ids(engines, file):
     for session in (engines("llama").session(**SMALL), chat_engine(engines).session(**SMALL)):
         session.save(file)

@@ -84,6 +84,11 @@ class Past:
         """The policy writes this per-slot array."""
         self._names.add(name)
 
+    @property
+    def written(self) -> list[str]:
+        """The per-slot arrays that the policy has written so far."""
+        return sorted(self._names)
+
     def coming(self, memory: Memory, *, decoding: bool) -> None:
         """A forward is about to be entered: where an answer ends with it, remember the present."""
         if self.decoding and not decoding:

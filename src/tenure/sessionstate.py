@@ -88,6 +88,7 @@ def describe(session: Session) -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors |= {f"late.{name}": one for name, one in kept.items()}
     state["past"], kept = memory.past.state()
     state["decoding"] = memory.past.decoding
+    state["written"] = memory.past.written
     tensors |= {f"past.{name}": one for name, one in kept.items()}
     odd = memory.rows.odd_rows()
     if odd is not None:
@@ -128,6 +129,8 @@ def rebuild(engine: Engine, state: Mapping[str, Any], tensors: Mapping[str, Tens
     _fill_late(memory, state.get("late"), tensors)
     memory.past.fill(state.get("past", []), _of("past.", memory, tensors))
     memory.past.decoding = state.get("decoding", False)
+    for name in state.get("written", ()):
+        memory.past.wrote(name)
     _fill_backlog(memory, state["backlog"])
     memory._chunk_left = state["chunk_left"]
     if "evictions" in state:  # files of earlier versions have no log of them
