@@ -45,12 +45,10 @@ class _Commands(TyperGroup):
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
         except OSError as error:
-            if error.errno in (
-                None,
-                errno.EPIPE,
-            ):  # whoever read has gone; that is told by the exit code alone
-                raise
-            with suppress(OSError, ValueError):  # what is left for a full disk is not tried again at the end
+            if error.errno in (None, errno.EPIPE):
+                raise  # whoever read has gone: the exit code alone tells it
+            # What is left for a full disk is not tried again at the end.
+            with suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             _show(ConfigError(str(error), way_out="Make room, or name another place" if full else None), {})

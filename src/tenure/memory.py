@@ -320,10 +320,13 @@ class Memory(TokenStream):
     # -- changes from outside --------------------------------------------------------------------
 
     @torch.inference_mode()
-    def keep_first(self, count: int) -> None:
+    def keep_first(self, count: SupportsIndex) -> int:
         """Keep the first ``count`` tokens and take back the rest; 0 clears the session.
 
         Clocks and scores go back with them, see :mod:`tenure.past`.
+
+        Returns:
+            The count as a plain number.
 
         Raises:
             ConfigError: out of range; nothing has changed.
@@ -346,6 +349,7 @@ class Memory(TokenStream):
             del self.ids[count:]
         if POISON:
             self.check_integrity()
+        return count
 
     def retake_last(self) -> None:
         """Take the last token back into the backlog, so that its logits are computed again."""

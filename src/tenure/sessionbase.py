@@ -85,9 +85,8 @@ class SessionBase:
             ConfigError: ``count`` is not in ``0 .. tokens``; nothing has changed.
         """
         self._idle()
-        count = checked_count(count, len(self.memory.ids), "keep_first", "Give a length up to the present")
         with uninterrupted():
-            self.memory.keep_first(count)
+            count = self.memory.keep_first(count)
             reopen(self.plan, self.memory, count)
             settle(self)
             self.logits = None

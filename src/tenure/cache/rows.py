@@ -225,10 +225,10 @@ class RowSegment:
         """Like :meth:`copy`, of ``count`` rows that begin elsewhere in each group of layers."""
         runs = [starts[layer % len(starts)] for layer in range(self.layout.layers)]
         keys, values = (
-            torch.stack([tensor[layer, :, run : run + count] for layer, run in enumerate(runs)])
+            torch.stack([tensor[layer, :, run : run + count].cpu() for layer, run in enumerate(runs)])
             for tensor in (self.raw, self.values)
         )
-        return keys.cpu(), values.cpu()
+        return keys, values
 
     def splice(self, order: Tensor, keys: Tensor, values: Tensor) -> None:
         """Put rows that had left back among the others. The rotated copy is stale until :meth:`renumber`.

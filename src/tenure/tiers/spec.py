@@ -128,9 +128,8 @@ def shown(text: str) -> str:
     if not mark:
         return text
     place, _, options = rest.partition("?")
-    if (
-        "@" in unquote(options) and "@" not in place
-    ):  # a question mark in a password, or an at sign in an option
+    # A question mark in a password, or an at sign in an option.
+    if "@" in unquote(options) and "@" not in place:
         return f"{scheme}://***"
     return f"{scheme}://{place.rpartition('@')[2]}"
 

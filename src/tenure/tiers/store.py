@@ -1,8 +1,8 @@
 """A tier behind threads of its own: a store that stalls keeps nobody waiting longer than its time-out.
 
 Writes are done one after the other by one thread, reads by a few; those that nobody waits for yet have threads of their
-own, so that they are in nobody's way. Whoever waits for a read gives up after the tier's
-time-out and takes it for a miss; the breaker then keeps further ones away. A store that is full is still read.
+own, so that they are in nobody's way. Whoever waits for a read gives up after the tier's time-out and takes it for a
+miss; the breaker then keeps further ones away. A store that is full is still read.
 """
 
 from __future__ import annotations
